@@ -64,21 +64,31 @@ def test_a_scan_and_a_second_score_find_nearly_all(dim):
     assert recall(built(vectors).search(queries, 10).numbers, exact(vectors, queries, 10)) > 0.97
 
 
-def test_quality_is_that_of_the_documents():
-    """The share is what a search with as many candidates finds of each document's ten nearest others."""
+def test_quality_is_that_of_documents_that_were_moved():
+    """The share is what searches find that ask by documents with noise as large as their distance from the mean."""
     vectors = unit(1500, 0)
     engine = built(vectors)
-    assert engine.quality.rescored in RESCORED
-    found = engine.search(vectors, 11).numbers
-    nearest = exact(vectors, vectors, 11)
+    assert engine.quality.rescored in RESCORED[2]
+    asked = vectors + unit(1500, 1)
+    asked /= np.linalg.norm(asked, axis=1, keepdims=True)
+    found = engine.search(asked, 10).numbers
     assert engine.quality.recall >= 0.995
-    assert recall(found, nearest) == pytest.approx(engine.quality.recall, abs=0.01)
+    assert recall(found, exact(vectors, asked, 10)) == pytest.approx(engine.quality.recall, abs=0.01)
+
+
+def test_codes_of_two_dimensions_replace_those_that_find_too_little(monkeypatch):
+    monkeypatch.setattr(engine_module, "WIDE_FROM", 3000)
+    monkeypatch.setattr(engine_module, "RESCORED", {2: (40,), 4: (40,)})
+    vectors = unit(3000, 0, 64)
+    for wanted, width in ((0.9, 2), (0.5, 4)):
+        monkeypatch.setattr(engine_module, "WANTED", wanted)
+        assert built(vectors).codes.width == width
 
 
 def test_vectors_that_codes_cannot_tell_apart_are_all_scored(monkeypatch):
-    monkeypatch.setattr(engine_module, "RESCORED", (100,))
+    monkeypatch.setattr(engine_module, "RESCORED", {2: (100,)})
     vectors = unit(4000, 0, 2)
-    engine = VectorEngine.build("codes", np.arange(4000), vectors)
+    engine = new_engine("codes", 2, numbers=np.arange(4000), vectors=vectors)
     assert engine.codes is None
     assert np.array_equal(engine.search(vectors[:5], 3).numbers, exact(vectors, vectors[:5], 3) - 1)
 
@@ -89,7 +99,7 @@ def test_training_does_not_depend_on_threads():
     try:
         for threads in (1, 2):
             faiss.omp_set_num_threads(threads)
-            made.append(Codes.build(vectors, None))
+            made.append(Codes.build(vectors, 4))
     finally:
         faiss.omp_set_num_threads(before)
     assert np.array_equal(made[0].codebook, made[1].codebook)
@@ -129,7 +139,7 @@ def test_a_wide_filter_is_searched_by_codes_and_a_narrow_one_exactly(monkeypatch
 def test_a_tree_leads_the_scan(monkeypatch, tmp_path, with_tree):
     """It finds most, also after additions and from disk; in all leaves, what a scan of everything finds."""
     monkeypatch.setattr(engine_module, "ROUTED_FROM", 500)
-    monkeypatch.setattr(codes_module, "LEAF", 16)
+    monkeypatch.setattr(codes_module, "LEAF", 8)
     centers = unit(40, 5)
     vectors = centers[np.arange(2000) % 40] + 0.1 * unit(2000, 6)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -144,6 +154,21 @@ def test_a_tree_leads_the_scan(monkeypatch, tmp_path, with_tree):
     loaded = load_engine("codes", tmp_path, DIM)
     assert isinstance(loaded, VectorEngine)
     assert same(engine, loaded, vectors[:20])
+
+
+def test_what_a_tree_finds_is_measured_by_documents_moved_twice_as_far(monkeypatch):
+    """Documents themselves are found too easily: they lie in the leaves that are looked into."""
+    monkeypatch.setattr(engine_module, "ROUTED_FROM", 500)
+    monkeypatch.setattr(engine_module, "PROBES", (1 / 8,))
+    monkeypatch.setattr(codes_module, "LEAF", 8)
+    vectors = unit(3000, 6, 16)
+    engine = built(vectors)
+    moved = vectors + 2 * unit(3000, 7, 16)
+    moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+    by_moved = recall(engine.search(moved, 10).numbers, exact(vectors, moved, 10))
+    by_documents = recall(engine.search(vectors, 10).numbers, exact(vectors, vectors, 10))
+    assert engine.quality.recall == pytest.approx(by_moved, abs=0.02)
+    assert by_documents > by_moved + 0.03
 
 
 def test_fit_counts_the_error_of_what_is_added():

@@ -271,6 +271,10 @@ def test_a_trained_models_tree_and_history_come_along(tmp_path, planted_corpus, 
         "metric": "NDCG@10",
         "before": {"titles": 0.5},
         "mix": 0.0,
+        "held_out": [],
+        "shares": [1.0],
+        "words_share": None,
+        "stages": {},
     }
     known = {"encoder": "static, fitted", "fingerprint": encoder.fingerprint, "corpus": corpus}
     facts = {"format": 1, "hce": "0.2.0", **known, **before, "after": {"titles": 0.5}}

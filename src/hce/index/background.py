@@ -66,7 +66,7 @@ class Worker(Thread):
 
 
 def reason_of(error: Exception, what: str) -> str:
-    """Return why work in the background failed, as a sentence that begins with `what`; a bug goes to the log."""
+    """Return why work in the background failed, as a sentence; log a bug."""
     if isinstance(error, HceError):
         return str(error)
     logger.error(what, exc_info=error)
@@ -132,7 +132,7 @@ class VectorsByContent(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, encoder: Encoder) -> VectorsByContent:
-        """Read what `write` wrote, if this encoder made it; else there are no vectors yet."""
+        """Read what `write` wrote, if this encoder made it; else return no vectors."""
         kept = kept_arrays(path, cls._fields)
         if kept is not None and kept.facts.get("encoder") == encoder.fingerprint:
             known = cls(*kept.arrays)
@@ -188,7 +188,7 @@ class Untrained:
         self._worker.stop()
 
     def readiness(self) -> Readiness:
-        """Return whether there is a ranking now; asking makes it catch up with what was added since."""
+        """Return whether there is a ranking now, and have it catch up if it is behind."""
         if self.spec != self.index.state.manifest.base_encoder:  # the index was reindexed
             self._start_over()
         if self._readiness.state == "ready" and self._prepared is not None:
@@ -199,7 +199,7 @@ class Untrained:
         return self._readiness
 
     def rank(self, query: str, conditions: Filter | None = None) -> Ranking:
-        """Rank all documents (that fulfil the conditions) by the untrained encoder; only when ready."""
+        """Rank all documents that fulfil the conditions by the untrained encoder."""
         prepared = self._prepared
         if prepared is None:
             raise RuntimeError("asked for a ranking before it was ready")
@@ -234,7 +234,7 @@ class Untrained:
             self._readiness = Readiness("off", self.spec, reason)
 
     def _catch_up(self) -> None:
-        """Encode the texts that have no vector yet, until none is left or the work is stopped."""
+        """Encode the texts that have no vector yet, unless the work is stopped."""
         if len(self.index) > MOST_DOCUMENTS:
             reason = f"{len(self.index):,} documents are more than the {MOST_DOCUMENTS:,} that are compared"
             self._readiness = Readiness("off", self.spec, reason)
@@ -262,7 +262,7 @@ class Untrained:
     def _with_vectors_of(
         self, contents: dict[int, int], known: VectorsByContent, encoder: Encoder, total: int
     ) -> VectorsByContent:
-        """Encode documents, given by number and key, a few at a time, to the last or until the work is stopped."""
+        """Encode documents, given by number and key, a few at a time."""
         blocks, left = [known], list(contents)
         while left and not self._worker.is_stopping():
             self._readiness = Readiness("preparing", self.spec, done=max(0, total - len(left)), total=total)
@@ -278,7 +278,7 @@ class Untrained:
 
 
 def _load_local(spec: str) -> Encoder:
-    """Load the encoder that an index names, from this machine alone: the index may come from a stranger."""
+    """Load the encoder that an index, perhaps a stranger's, names; never fetch it."""
     from hce.encoding.encoder import Encoder  # with torch, which the server need not wait for
 
     try:
@@ -336,7 +336,7 @@ class StoredMap(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, tree: str) -> StoredMap | None:
-        """Read what `write` wrote of the tree of this fingerprint; None if there is no such thing, undamaged."""
+        """Read the map of the tree with this fingerprint; None if missing or damaged."""
         kept = kept_arrays(path, cls._fields)
         if kept is None or (kept.facts.get("format"), kept.facts.get("tree")) != (MAP_FORMAT, tree):
             return None
@@ -382,7 +382,7 @@ class MapNow(NamedTuple):
         return self.sheet.cells
 
     def places_of(self, reader: Reader, numbers: np.ndarray) -> np.ndarray:
-        """Return the places of documents that `reader` sees, drawn or not, of shape (B, 2)."""
+        """Return the places of documents, drawn or not, of shape (B, 2)."""
         found = np.searchsorted(self.drawn.numbers, numbers)
         is_drawn = np.isin(numbers, self.drawn.numbers)
         result = np.zeros((len(numbers), 2), np.float32)
@@ -501,7 +501,7 @@ class DocumentMap:
 
 
 def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) -> Drawn:
-    """Find the places of the documents of a moment: those kept, and next to them those that came later."""
+    """Place the documents of a moment; later ones go next to those kept."""
     hierarchy, kept = sheet.tree.hierarchy, sheet.kept
     leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
     order = np.argsort(places.numbers)

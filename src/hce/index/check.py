@@ -82,7 +82,7 @@ class Checkup:
 
 
 def check(path: str | Path, *, repair: bool = False, progress: bool = False) -> Checkup:
-    """Read all of the index or model in a folder, and return what is not as it was written.
+    """Read all of an index or model, and return what is not as it was written.
 
     A repair heals what is derived or can be encoded again, and gives checksums to what has none.
 
@@ -115,7 +115,7 @@ def _check_model(path: Path, repair: bool, progress: bool) -> Checkup:
 
 
 def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progress: bool) -> list[Finding]:
-    """Compare the files of an encoder with their checksums; without these, its weights with its fingerprint."""
+    """Compare the files of an encoder with checksums, or else with its fingerprint."""
     name, remedy = "model", "train or copy the model again"
     if folder != root:
         name, remedy = folder.name, f"copy {folder.name}/ from another copy, or from the model of the index"
@@ -233,7 +233,7 @@ class _Numbers(NamedTuple):
 
 
 def _document_findings(reader: Reader, advance: Advance) -> Generator[Finding, None, _Numbers]:
-    """Compare each document with its checksum, and its text with the key that is kept of it."""
+    """Compare each document with its checksum, and its text with its key."""
     numbers = _Numbers(set(), set())
     for *row, checksum in reader.raw_rows("documents"):
         advance(1)
@@ -268,7 +268,7 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
 
 
 def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    """Compare each passage with its checksum; its document's number may be damaged, so neighbors heal too."""
+    """Compare each passage with its checksum; neighbors of damaged ones heal too."""
     before, is_damaged = None, False
     for *row, checksum in reader.raw_rows("passages"):
         advance(1)
@@ -282,7 +282,7 @@ def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> It
 
 
 def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    """Compare the log of changes with its checksums, and with the documents that there are."""
+    """Compare the log of changes with its checksums and with the documents."""
     for *row, checksum in reader.raw_rows("changes"):
         advance(1)
         if checksum != reader.change_checksum(row):
@@ -306,7 +306,7 @@ def _text_key(title: Any, text: Any) -> int | None:
 
 
 def _is_vector(blob: Any, dim: int) -> bool:
-    """Return whether a blob can be a vector: of the right length in bytes, and of length 1."""
+    """Return whether a blob can be a unit vector of this dimension."""
     if not isinstance(blob, bytes) or len(blob) != 4 * dim:
         return False
     vector = np.frombuffer(blob, "<f4")
@@ -352,7 +352,7 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
 
 
 def _encode_again(index: Index, numbers: list[int], progress: bool) -> None:
-    """Put documents in again, under new numbers, with new vectors of their texts; all or none."""
+    """Put documents in again, with new numbers and vectors; all or none."""
     with index.state.store.writing() as writer:
         encoder = index.encoder
         documents = list(writer.documents(numbers).values())

@@ -69,7 +69,7 @@ class Connections:
 
     @contextmanager
     def lend(self) -> Iterator[Connection]:
-        """Lend a connection that nobody else uses meanwhile, and roll back what is not committed.
+        """Lend a connection to one thread, and roll back what is not committed.
 
         Raises:
             InputError: the file was replaced since it was opened, or written to while it was read without write access.
@@ -88,7 +88,7 @@ class Connections:
             self._take_back(connection)
 
     def can_write(self, connection: Connection) -> bool:
-        """Return whether there is a right to write; SQLite itself finds out only when it writes."""
+        """Return whether there is a right to write, before SQLite would notice."""
         return connection.stamp is None and os.access(self._path, os.W_OK)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Connections:
             return 0
 
     def copy_log(self, connection: Connection) -> None:
-        """Copy the log into the file while nobody can write; the next write then starts the log again.
+        """Copy the log into the file while nobody can write.
 
         SQLite would copy at the end of a write, when others may be writing already. Its versions up to 3.51.2 (but not
         3.44.6 and 3.50.7) can then lose what was written: https://sqlite.org/wal.html#walresetbug
@@ -238,7 +238,7 @@ class Connections:
 
 @contextmanager
 def heeding_deadlines(connection: Connection) -> Iterator[None]:
-    """Interrupt statements that only read with a DeadlineError once nobody waits for them any more."""
+    """Interrupt statements by a DeadlineError once nobody waits for them."""
     connection.set_progress_handler(check_deadline, STEPS_BETWEEN_LOOKS)
     try:
         yield
@@ -251,7 +251,7 @@ def heeding_deadlines(connection: Connection) -> Iterator[None]:
 
 
 def require_own_files(path: Path) -> None:
-    """Refuse a file if SQLite would read, write or delete anything but this file and its own companions on opening it.
+    """Refuse a file if SQLite would use or delete others on opening it.
 
     A journal can name a file that SQLite deletes as soon as it has undone the write; hce never makes such a journal.
     """
@@ -265,7 +265,7 @@ def require_own_files(path: Path) -> None:
 
 
 def _abandon(connection: Connection) -> None:
-    """Never touch a connection again: closing it would make SQLite tidy up while the parent still writes."""
+    """Never close a connection: SQLite would tidy up while the parent writes."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
@@ -319,7 +319,7 @@ REQUIRED = ("documents", "documents_by_content", "vectors", "changes", "removed"
 
 
 def _normal(statement: str) -> str:
-    """Return a statement as SQLite keeps it, without the white space and quotes that ALTER TABLE leaves."""
+    """Return a statement without the white space and quotes of ALTER TABLE."""
     one_line = " ".join(statement.split()).rstrip(";").replace("IF NOT EXISTS ", "").replace('"', "")
     return one_line.replace(" ,", ",").replace("( ", "(").replace(" )", ")")
 
@@ -337,7 +337,7 @@ KNOWN |= {
 
 
 def check_schema(connection: sqlite3.Connection, where: str) -> None:
-    """Refuse a file that is not made of these tables: a view or a trigger could do anything when used."""
+    """Refuse a file of other tables: a view or a trigger could do anything."""
     try:
         rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     except sqlite3.OperationalError as error:
@@ -411,7 +411,7 @@ def vector_checksum(number: int, vector: bytes) -> int:
 
 
 def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> int:
-    """Return the checksum of a row of `changes` and of the numbers that this change removed."""
+    """Return the checksum of a change and of the numbers that it removed."""
     number, *rest = change
     removed = connection.execute("SELECT number FROM removed WHERE change = ? ORDER BY number", (number,))
     return row_checksum(number, *rest, *(each for (each,) in removed))
@@ -424,7 +424,7 @@ _heeding: WeakSet[Any] = WeakSet()
 
 
 def heed_forks(thing: Any) -> None:
-    """Call `thing.after_fork()` first of all in every process that is forked from this one while the thing is used."""
+    """Call `thing.after_fork()` in every process that is forked from this one."""
     _heeding.add(thing)
 
 

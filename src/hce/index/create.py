@@ -91,7 +91,7 @@ class KnownEncoder:
         device: torch.device | None = None,
         progress: bool = False,
     ) -> KnownEncoder:
-        """Load an encoder by its spec, or take the one given, and find out what is known of its training.
+        """Load an encoder by its spec, or take the one given, with facts of its training.
 
         Raises:
             InputError: there is no such encoder.
@@ -114,7 +114,7 @@ class KnownEncoder:
         return None if self.facts is None else self.facts.base_encoder
 
     def shares(self, corpus: Corpus) -> Calibration | None:
-        """Return the shares that training chose by labels, or on this corpus; None if there are none."""
+        """Return the shares that training chose by labels or on this corpus, if any."""
         if self.facts is None:
             return None
         if self.facts.calibration is None:  # 0.2.0 chose the share of words by labels, and nothing else
@@ -125,7 +125,7 @@ class KnownEncoder:
         return chosen if is_same or chosen.kind == "labeled" else None
 
     def described(self, folder: Path) -> dict[str, Any]:
-        """Return the fields that a manifest, or its standby entry, has of the encoder saved in a folder."""
+        """Return the fields of a manifest about the encoder saved in a folder."""
         return {
             "encoder": self.encoder.name,
             "fingerprint": self.fingerprint,
@@ -154,7 +154,7 @@ def create_index(
     calibration: Calibration | None = None,
     progress: bool,
 ) -> None:
-    """Encode, grow a tree if asked, and write all but the engine; `Index.create` explains the arguments.
+    """Encode, grow a tree if asked, and write all but the engine; see `Index.create`.
 
     Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an
     encoder that is named computes. `vectors` and `calibration` are as in `Index.temporary`.
@@ -243,7 +243,7 @@ def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> No
 
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
-    """Return what a killed run has left of tokens, or a new place; None if the encoder has none."""
+    """Return what a killed run has left of tokens, or a new place for them."""
     if is_first_process() and TokenCodes.find(place) is None:
         delete_whole(place)
         space = TokenSpace.fit(encoder, corpus, progress=progress)
@@ -282,7 +282,7 @@ def _chosen(
 def _tree(
     choice: HierarchyChoice, start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
 ) -> Hierarchy | None:
-    """Return the tree that is given, or was trained along with the encoder, or is asked for; None without any.
+    """Return the tree that is given, was trained with the encoder, or is grown now.
 
     One that is grown is kept in `place`, where a run that is continued finds it.
     """
@@ -310,7 +310,7 @@ def _tree(
 
 
 def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> Path:
-    """Write all documents with their vectors, the first N rows, and long ones with their passages', into a folder.
+    """Write documents with their vectors, and long ones with passages, into a folder.
 
     What a killed run has written there stays, and the next one goes on behind it.
     """
@@ -346,7 +346,7 @@ def _begun_store(place: Path, dim: int) -> Store:
 
 
 def _shared_rows(writer: Writer, chunk: Sequence[Document], rows: np.ndarray) -> np.ndarray:
-    """Make the rows of equal texts the same; encoding in batches may have left them a rounding apart."""
+    """Make the rows of equal texts the same: batches may leave them a rounding apart."""
     texts = [document.full_text for document in chunk]
     first = {text: row for row, text in reversed(list(enumerate(texts)))}
     return shared_vectors(texts, writer.vectors_of(texts), lambda fresh: rows[[first[text] for text in fresh]])
@@ -399,7 +399,7 @@ def _alone(store: Store) -> AbstractContextManager[None]:
 
 
 def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None:
-    """Return the encoder to activate: one that was begun earlier, or a new one; None if it is active already."""
+    """Return the encoder to activate, begun earlier or now; None if it is active."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
     other = manifest.other()
@@ -423,7 +423,7 @@ def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None
 
 
 def _make_room(store: Store) -> str:
-    """Make empty tables for the vectors of another encoder; return the end of the names of its folders."""
+    """Make empty tables for standby vectors; return the suffix of its folders."""
     index_folder = store.path.parent
     with _writing(store) as writer:
         manifest = replace(Manifest.settled(index_folder, writer), beside=None)
@@ -439,7 +439,7 @@ def _make_room(store: Store) -> str:
 def _write_encoder(
     store: Store, suffix: str, start: KnownEncoder, spec: str, chosen: Calibration, numbers: np.ndarray, corpus: Corpus
 ) -> StandbyEncoder:
-    """Put an encoder, its facts and its tree into folders of their own, and name them in the manifest."""
+    """Write an encoder, its facts and its tree, and name them in the manifest."""
     index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
     with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
         folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
@@ -540,7 +540,7 @@ class _Reindexing:
         self.other = replace(self.other, words_share=shares.words, tokens_share=shares.tokens, shares=kept)
 
     def _grow_tree(self) -> None:
-        """Grow a tree of the new vectors, if the index has one and the encoder brought none."""
+        """Grow a tree of the new vectors, if the index has one and the encoder none."""
         if self.other.hierarchy is not None or Manifest.read(self.folder).hierarchy is None:
             return
         name: str | None = f"{FOLDER}{self.other.suffix}"
@@ -550,7 +550,7 @@ class _Reindexing:
         self.other = replace(self.other, hierarchy=name)
 
     def _save_snapshots(self) -> None:
-        """Make engines and words of the new vectors, so that a search only has to load them.
+        """Save engines and words of the new vectors, which a search then only loads.
 
         A snapshot is of a moment at which every document has such a vector. If others write all the time there may be
         none such, and then the parts are made when they are first needed.
@@ -585,7 +585,7 @@ class _Reindexing:
 
 @contextmanager
 def _writing(store: Store) -> Iterator[Writer]:
-    """Open one transaction, as `Store.writing` does, once nobody else writes any more, however long that takes."""
+    """Open one transaction once nobody else writes, however long that takes."""
     with ExitStack() as stack:
         while True:
             try:

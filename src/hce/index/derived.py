@@ -78,7 +78,7 @@ class Part(Generic[Held]):
         return {}
 
     def ahead(self) -> Path | None:
-        """Return a snapshot of a later moment than the store's, which shows that the store lost writes."""
+        """Return a snapshot that is later than the store, which then lost writes."""
         return None
 
     def is_there(self) -> bool:
@@ -86,7 +86,7 @@ class Part(Generic[Held]):
         return True
 
     def saved_at(self) -> float | None:
-        """Return when the newest snapshot was written, in seconds since 1970; None if there is none."""
+        """Return when the newest snapshot was written, in seconds since 1970."""
         return None
 
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
@@ -125,7 +125,7 @@ class LocalPart(Part[Held]):
         raise NotImplementedError
 
     def _fits(self, held: Held, numbers: np.ndarray) -> bool:
-        """Return whether a snapshot, which may come from anyone, is of the documents with these numbers (rising)."""
+        """Return whether a snapshot, maybe a stranger's, is of these documents (rising)."""
         raise NotImplementedError
 
     def _add(self, held: Held, reader: Reader, after: int) -> int:
@@ -149,7 +149,7 @@ class LocalPart(Part[Held]):
 
     @contextmanager
     def lend(self, reader: Reader) -> Iterator[Held]:
-        """Lend what is held, brought to the moment that `reader` sees; nobody changes it meanwhile."""
+        """Lend what is held at the moment of `reader`; nobody changes it meanwhile."""
         moment = reader.moment()
         while True:
             with self._lock.shared():
@@ -169,7 +169,7 @@ class LocalPart(Part[Held]):
                 self._catch_up(reader, moment)
 
     def save_snapshot(self, reader: Reader) -> None:
-        """Bring what is held to the moment of `reader`, and write a snapshot unless the last one is current."""
+        """Catch up with `reader`, and write a snapshot unless the last one is current."""
         with self._lock.alone():
             self._catch_up(reader, reader.moment())
             if self._behind or not self._snapshots():
@@ -204,7 +204,7 @@ class LocalPart(Part[Held]):
                 self._try_to_save()
 
     def _catch_up(self, reader: Reader, moment: Moment) -> None:
-        """Bring what is held to `moment`; after an interruption nothing is held, rather than half of it."""
+        """Bring what is held to `moment`; if interrupted, hold nothing."""
         held, held_at = self._held, self._moment
         self._held = self._moment = None
         failed: set[Moment] = set()
@@ -234,7 +234,7 @@ class LocalPart(Part[Held]):
             held.remove(gone)
 
     def _loaded(self, reader: Reader) -> tuple[Held, Moment]:
-        """Load the newest usable snapshot, or build from all documents; return what is held, and its moment."""
+        """Load the newest usable snapshot, or build; return what is held, and its moment."""
         for folder in self._snapshots():
             try:
                 if (moment := self._moment_of(folder, reader)) is None:
@@ -259,7 +259,7 @@ class LocalPart(Part[Held]):
         return [self.folder / name for name in sorted(filter(IS_SNAPSHOT, names), reverse=True)]
 
     def saved_at(self) -> float | None:
-        """Return when the newest snapshot was written, in seconds since 1970; None if there is none."""
+        """Return when the newest snapshot was written, in seconds since 1970."""
         with suppress(FileNotFoundError):  # deleted meanwhile
             return max(((folder / SNAPSHOT).stat().st_mtime for folder in self._snapshots()), default=None)
         return None
@@ -271,13 +271,13 @@ class LocalPart(Part[Held]):
         return reader.moment().documents
 
     def facts(self, reader: Reader) -> dict[str, Any]:
-        """Return what the newest usable snapshot says about itself; nothing if there is none."""
+        """Return what the newest usable snapshot, if any, says about itself."""
         for folder, saved_at in self._usable(reader):
             return {**_saved_in(folder).get("facts", {}), "documents": saved_at.documents}
         return {}
 
     def ahead(self) -> Path | None:
-        """Return a snapshot of a later moment than the store's, which shows that the store lost writes; else None."""
+        """Return a snapshot that is later than the store, which then lost writes."""
         for folder in self._snapshots():
             saved = _saved_in(folder)
             with self.store.reading() as reader:  # of a moment after the snapshot was read
@@ -292,7 +292,7 @@ class LocalPart(Part[Held]):
         return any(identity <= _saved_in(folder).items() for folder in self._snapshots())
 
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
-        """Read the snapshots that would be used, and yield each damaged one with what is wrong with it."""
+        """Yield each usable snapshot that is damaged, with what is wrong with it."""
         for folder in self._snapshots():
             try:
                 if (moment := self._moment_of(folder, reader)) is not None:
@@ -301,7 +301,7 @@ class LocalPart(Part[Held]):
                 yield folder, str(error)
 
     def _usable(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
-        """Yield the snapshots that match the manifest and the store, newest first, with their moments."""
+        """Yield the snapshots that match manifest and store, newest first."""
         for folder in self._snapshots():
             moment = None
             with suppress(FormatError):
@@ -325,7 +325,7 @@ class LocalPart(Part[Held]):
         return held
 
     def _try_to_save(self) -> None:
-        """Save a snapshot unless someone is writing; it only saves time later, and nothing depends on it."""
+        """Save a snapshot unless someone is writing; nothing depends on it."""
         try:
             with self.store.writing(wait=0):  # so that no two processes write and tidy up here at once
                 self._save()
@@ -333,7 +333,7 @@ class LocalPart(Part[Held]):
             logger.debug("no snapshot was written: %s", error)
 
     def _is_wanted(self) -> bool:
-        """Return whether the manifest still names such a part: another process may have rebuilt the index."""
+        """Return whether the manifest still names such a part after other processes."""
         manifest = Manifest.read(self.store.path.parent)
         if self.manifest.suffix != manifest.suffix:
             other = manifest.other()
@@ -471,7 +471,7 @@ class WordsPart(LocalPart[Words]):
 
 
 def _passage_texts(reader: Reader, after: int) -> Iterator[PassageText]:
-    """Read the passages of the documents above `after`; a short title comes before each passage but the first."""
+    """Read the passages of documents above `after`, with short titles before them."""
     for number, extents in reader.all_extents(after):
         for document in reader.documents([number]).values():
             text, title = document.full_text, document.title.strip()
@@ -539,7 +539,7 @@ class Derived:
                 )
 
     def parts(self, reader: Reader) -> list[Part[Any]]:
-        """Return the engine, the engine of passages if there are some at the reader's moment, and the words."""
+        """Return the engine, the engine of passages if there are some, and the words."""
         return [self.engine_part, *([self.passages_part] if reader.has_passages() else []), self.words_part]
 
     def prepare(self, reader: Reader) -> None:
@@ -548,7 +548,7 @@ class Derived:
             part.prepare(reader)
 
     def follow_write(self) -> None:
-        """Send what was just written to an engine elsewhere; build one in this process again if that pays."""
+        """Send a write to an engine elsewhere, or renew one here if that pays."""
         if self.mirror is not None:
             self.mirror.follow()
             return
@@ -566,7 +566,7 @@ class Derived:
             part.save_snapshot(reader)
 
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
-        """Build all parts again from the documents there are, with the engine that `manifest` names."""
+        """Build all parts again, with the engine that `manifest` names."""
         self.engine_name = manifest.engine
         self.engine_part.rebuild(reader, manifest)  # an engine elsewhere along with the passages
         if self.mirror is None and reader.has_passages():
@@ -582,7 +582,7 @@ HOMES = {"milvus": "hce.milvus.mirror"}
 
 
 def home_of(engine: str) -> Any:
-    """Import the module of an engine that lives elsewhere: see the top of `hce.milvus.mirror` for what is in it.
+    """Import the module of an engine elsewhere, such as `hce.milvus.mirror`.
 
     Raises:
         InputError: there is no such engine.
@@ -593,7 +593,7 @@ def home_of(engine: str) -> Any:
 
 
 def replica_at(address: str | Path, encoder: Encoder | None) -> Index | None:
-    """Open the index that is read at an address of some engine; None if it is no such address."""
+    """Open the index that is read at an address; None if it is no address."""
     for engine in HOMES:
         if home_of(engine).is_address(address):
             replica: Index = home_of(engine).open_replica(address, encoder)

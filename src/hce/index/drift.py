@@ -124,7 +124,7 @@ class Drift:
 def drift_of(
     reader: Reader, manifest: Manifest, tree: NumberedHierarchy | None, encoder: IndexEncoder, seed: int = 0
 ) -> Drift:
-    """Compare the documents of an index that came after its encoder with those that were there."""
+    """Compare the documents that came after an index's encoder with the others."""
     if tree is None or tree.hierarchy.depth < 2:
         return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
     numbers, vectors = vectors_by_row(reader)
@@ -189,7 +189,7 @@ def measure_drift(
     pool = np.sort(rng.choice(len(vectors), min(len(vectors), POOL), replace=False))
 
     def look_at(rows: np.ndarray, unread: np.ndarray) -> tuple[Population, np.ndarray]:
-        """Return what samples of these rows show, and the leaf that each of the sample goes to."""
+        """Return what samples of these rows show, and their leaves."""
         sample = np.sort(rng.choice(rows, min(len(rows), SAMPLE), replace=False))
         cosine, leaf, astray = leaves.place(vectors[sample], sample)
         asked = np.sort(rng.choice(unread, min(len(unread), SPANS), replace=False))
@@ -241,7 +241,7 @@ def _found(
     encode: Callable[[Sequence[str], Side], np.ndarray],
     rng: np.random.Generator,
 ) -> float:
-    """Return the share of documents, each without a piece of its text, that the piece finds among the first ten."""
+    """Return the share of documents that a cut-out piece finds among the first ten."""
     spans = [cut_span(text, SPAN_LENGTH, place) for text, place in zip(texts, rng.random(len(texts)), strict=True)]
     asked = encode([span.inside for span in spans], "query")
     own = np.einsum("ij,ij->i", asked, encode([span.outside for span in spans], "document"))
@@ -273,7 +273,7 @@ def _judge(old: Population, new: Population, fullest: float, outside: int) -> Dr
 
 
 def _differ(higher: float, count: int, lower: float, other_count: int, least: float) -> bool:
-    """Return whether a share exceeds another by `least`, and by more than chance would have it."""
+    """Return whether a share exceeds another by `least`, and by more than chance."""
     error = np.sqrt(higher * (1 - higher) / count + lower * (1 - lower) / other_count)
     return bool(higher - lower > max(least, STANDARD_ERRORS * error))
 
@@ -282,7 +282,7 @@ def _differ(higher: float, count: int, lower: float, other_count: int, least: fl
 
 
 def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode, ...]:
-    """Return the nodes of level 1 that got more later documents than their share, beyond chance, the most first."""
+    """Return the nodes of level 1 that grew by more than their share and chance."""
     if tree is None or not tree.hierarchy.levels:
         return ()
     later, vectors = reader.vectors(after=int(tree.numbers.max(initial=0)))
@@ -312,7 +312,7 @@ def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode
 
 
 def _grown(old_ones: np.ndarray, added: np.ndarray) -> list[int]:
-    """Return the nodes that got more than their share, by more than chance, those with the largest surplus first.
+    """Return the nodes that grew by more than chance, largest surplus first.
 
     `old_ones` and `added` count, by node, a sample of old documents and all later ones that a walk brings there.
     """
@@ -326,7 +326,7 @@ def _grown(old_ones: np.ndarray, added: np.ndarray) -> list[int]:
 
 
 def _new_words(old: Mapping[int, Document], new: Mapping[int, Document]) -> tuple[str, ...]:
-    """Return the words that set later documents of a region apart from its earlier ones."""
+    """Return the words that set a region's later documents apart."""
     from hce.tree.names import distinguishing_words  # with scikit-learn
 
     old_texts, new_texts = ([each.full_text for each in documents.values()] for documents in (old, new))
@@ -349,6 +349,6 @@ class StoredVectors:
 
 
 def vectors_by_row(reader: Reader) -> tuple[np.ndarray, np.ndarray | StoredVectors]:
-    """Return the numbers of all documents, rising, and their vectors: in memory, or, of many, read when needed."""
+    """Return numbers, rising, and vectors of all documents; many are read as needed."""
     numbers = reader.numbers()
     return reader.vectors() if are_few(reader, numbers) else (numbers, StoredVectors(reader, numbers))

@@ -78,7 +78,7 @@ def _twice(clause: str, field: str) -> InputError:
 
 
 def _parts(clause: str) -> tuple[str, str, str]:
-    """Split a clause at its first sign into field, sign and value, in one pass over it."""
+    """Split a clause at its first sign into field, sign and value, in one pass."""
     found = SIGN.search(clause)
     field, sign = (clause[: found.start()].strip(), found[0].strip()) if found else ("", "")
     if found is None or sign not in SIGNS or not field:
@@ -118,7 +118,7 @@ def compile_filter(conditions: Filter) -> Condition:
 
 
 def _split(wanted: Any) -> tuple[list[Any] | None, Any]:
-    """Return the values that a field must not have, and what else is asked of it; None if that is nothing."""
+    """Return the values that a field must not have, and what else is asked, or None."""
     if not isinstance(wanted, Mapping) or NOT_EQUAL not in wanted:
         return None, _listed(wanted) if not isinstance(wanted, Mapping) else wanted
     rest = {name: end for name, end in wanted.items() if name != NOT_EQUAL}
@@ -137,7 +137,7 @@ def field_exists(field: str) -> Condition:
 
 
 def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
-    """Return the statement that counts the documents by their values of a field, the most frequent values first.
+    """Return the statement that counts documents by a field's values, most first.
 
     Its rows are a value, the JSON type of it, and how many documents have it. Of a list, each element counts once.
 
@@ -179,7 +179,7 @@ class FieldSummary:
 
 
 def summarize_fields(metadata: Iterable[Mapping[str, Any]]) -> list[FieldSummary]:
-    """Summarize the fields of some documents, in the order in which they occur; those without a value are left out.
+    """Summarize the fields of some documents, in order, without empty ones.
 
     >>> rows = [{"lang": "en", "meta": {"year": 2001}}, {"lang": "en", "meta": {"year": 1999}, "note": None}]
     >>> [(each.name, each.documents, each.values, each.least) for each in summarize_fields(rows)]
@@ -211,7 +211,7 @@ def _values_in(fields: Mapping[str, Any], before: str) -> Iterator[tuple[str, An
 
 
 def field_names(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Name the fields that documents have, in alphabetical order; those within a field with a dot.
+    """Name the fields of documents in alphabetical order, nested ones with a dot.
 
     >>> field_names([{"lang": "en", "meta": {"year": 2001}}, {"tags": ["a"]}])
     ['lang', 'meta.year', 'tags']
@@ -227,7 +227,7 @@ class _Place(NamedTuple):
 
     @classmethod
     def of(cls, field: str, parameters: _Parameters) -> _Place:
-        """Refer to a field by its name, or, where a name with a dot is no field's, by its way down."""
+        """Refer to a field by its name, or, with dots, by its way down."""
         path = parameters.add(_path([field]))
         if "." not in field:
             return cls(path, f"json_type(metadata, {path})")
@@ -236,7 +236,7 @@ class _Place(NamedTuple):
         return cls(either, f"json_type(metadata, {either})")
 
     def holds(self, test: Callable[[str, str], str]) -> str:
-        """Say that a test of a value and its JSON type holds of the field, or of one element of a list in it."""
+        """Return the SQL test for the field, or for one element of a list in it."""
         of_element, of_value = test("atom", "type"), test(f"json_extract(metadata, {self.path})", self.kind)
         elements = f"SELECT 1 FROM json_each(metadata, {self.path}) WHERE {of_element}"  # noqa: S608  no values in it
         return f"(CASE {self.kind} WHEN 'object' THEN 0 WHEN 'array' THEN EXISTS ({elements}) ELSE {of_value} END)"
@@ -252,7 +252,7 @@ class _Parameters(dict[str, Any]):
 
 
 def _bindable(value: Any) -> Any:
-    """Return a value as SQLite takes it: integers beyond its own as the nearest float, infinity included."""
+    """Return a value as SQLite takes it: larger integers as the nearest float."""
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         try:
             return float(value)
@@ -271,7 +271,7 @@ def _path(names: list[str]) -> str:
 
 
 def _equality_test(field: str, values: list[Any], parameters: _Parameters) -> Callable[[str, str], str]:
-    """Return what must hold of a value and its type to be one of these, as a function of their SQL expressions."""
+    """Return the SQL test that a value of a type is one of these, as a function."""
     for value in values:
         if not isinstance(value, SCALARS):
             raise InputError(f"field {field!r}: cannot be compared with a {type(value).__name__}; give text or numbers")
@@ -308,7 +308,7 @@ def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) ->
 
 
 def _wanted(sign: str, value: str) -> dict[str, Any] | list[Any]:
-    """Read a condition of the command line: one end of a range, or the values that will do."""
+    """Read a condition of the command line: an end of a range, or values."""
     end = next((name for name, operator in RANGE.items() if operator == sign), None)
     if end is not None:
         return {end: _number_or_text(value)}
@@ -327,7 +327,7 @@ def _number_or_text(text: str) -> float | int | str:
 
 
 def _spellings(text: str) -> list[Any]:
-    """Return what a word on the command line may stand for: that text, and the number or truth that it spells."""
+    """Return what a word may stand for: the text, a number or a truth value."""
     if text.lower() in BOOLEANS:
         return [text, BOOLEANS[text.lower()]]
     number = _number_or_text(text)

@@ -159,6 +159,7 @@ class Index:
     ) -> Index:
         """Make an index that is deleted with this object, to measure what an index of a corpus would find.
 
+        >>> from hce import Encoder
         >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")])
         >>> Index.temporary(corpus, Encoder.load("static")).search("hats", 1)[0].id
         'b'

@@ -170,7 +170,7 @@ class Manifest:
         return replace(self, **{name: getattr(other, name) for name in EXCHANGED})
 
     def at(self, moment_at: Callable[[int, str], Moment | None]) -> Manifest:
-        """Return what is true in a store that knows these moments; `switch` stays while it is not decided."""
+        """Return what is true in a store that knows these moments."""
         other = self.other()
         if self.switch is None or other is None:
             return self
@@ -184,7 +184,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path, reader: Reader | None = None) -> Manifest:
-        """Read an index's manifest, as of the moment of a reader of the store, by default the present one.
+        """Read an index's manifest as of the moment of a reader, by default the present.
 
         Raises:
             FormatError: there is none, it is damaged, or a newer version wrote it.
@@ -212,7 +212,7 @@ class Manifest:
 
     @classmethod
     def settled(cls, folder: Path, writer: Reader) -> Manifest:
-        """Read an index's manifest within a write, where a switch that is not decided yet never will be."""
+        """Read an index's manifest within a write: an undecided switch never will be."""
         return replace(cls.read(folder, writer), switch=None)
 
     def _decided(self, folder: Path, reader: Reader | None) -> Manifest:
@@ -245,7 +245,7 @@ class Manifest:
 
 
 def _soundness(described: Manifest | StandbyEncoder) -> dict[str, bool]:
-    """Return, for each value that names an encoder's vectors and folders, whether an index can have it."""
+    """Return, for each value about an encoder, whether an index can have it."""
     tree = described.hierarchy
     return {
         "dim": 0 < described.dim <= MOST_DIMENSIONS,
@@ -275,8 +275,8 @@ class IndexStatus:
         reindexing: the name of the encoder that a reindexing was begun to.
         earlier: the name of the encoder before the last reindexing, if it is kept.
         tokens: whether tokens reorder the first hits.
-        recall: the share of their ten nearest documents that documents found when the engine was built; None if
-            every vector is scored, or no snapshot is there.
+        recall: the share of their ten nearest documents that moved documents found when the engine was built; None
+            if every vector is scored, or no snapshot is there.
         rescored: how many candidates a search for ten documents scores again by their vectors.
         search: how much words and tokens count, and how that was chosen.
         curves: for each share that was calibrated, the nDCG@10 by its values.
@@ -317,12 +317,12 @@ class IndexStatus:
 
 
 def is_index(path: str | Path) -> bool:
-    """Return whether a folder holds an index: a store of documents, and the manifest, which is written last."""
+    """Return whether a folder holds an index: a store and, written last, a manifest."""
     return all(is_file(Path(path) / name) for name in (STORE_FILE, MANIFEST_FILE))
 
 
 def delete_other_folders(index_folder: Path, manifest: Manifest) -> None:
-    """Delete encoders, trees and snapshots that a manifest does not name; the caller keeps others from writing."""
+    """Delete folders that a manifest does not name; call it within a write."""
     delete_leftovers(index_folder)
     for name in names_in(index_folder):
         if IS_FOLDER.fullmatch(name) and name not in manifest.folders():
@@ -330,12 +330,12 @@ def delete_other_folders(index_folder: Path, manifest: Manifest) -> None:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Count the bytes of all files in a folder, in which others may be writing and deleting meanwhile."""
+    """Count the bytes of all files in a folder, in which others may be writing."""
     return sum(found.st_size for found in check_tree(folder).values())
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """Return inode and time of change of a file: both change when it is written again."""
+    """Return inode and time of a file: both change when it is written again."""
     try:
         found = path.stat()
     except OSError:

@@ -201,7 +201,7 @@ class Searched(NamedTuple):
 
 @contextmanager
 def searched_at(reader: Reader, derived: Derived, request: SearchRequest) -> Iterator[Searched]:
-    """Lend what a search needs, always in the same order, so that two searches never wait for each other."""
+    """Lend what a search needs, always in the same order, against deadlocks."""
     by_meaning = request.vectors is not None and request.mode != "words"
     with ExitStack() as stack:
         engine = stack.enter_context(derived.engine_part.lend(reader)) if by_meaning else None
@@ -230,7 +230,7 @@ def _find(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
 
 
 def with_matched(reader: Reader, derived: Derived, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
-    """Fill in `Hit.matched`; if the words have gone on to a later moment, return the hits unchanged."""
+    """Fill in `Hit.matched`, unless the words have gone on to a later moment."""
     with suppress(MomentPassedError), derived.words_part.lend(reader) as words:
         return _with_matched(words, queries, hits)
     return hits
@@ -318,7 +318,7 @@ class NearestToOne:
         return RankedWithPassages(ranked, self.nearest_passages)
 
     def cosines_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Compute the cosines of other documents, of shape (m,), and note passages that are nearer than a document."""
+        """Compute cosines of other documents, (m,), and note nearer passages."""
         reader, engine = self.searched.reader, self.searched.engine
         if not len(numbers) or engine is None:
             return np.zeros(0, np.float32)
@@ -390,7 +390,7 @@ def _with_passages(reader: Reader, hits: list[Hit], passage_of: dict[int, int]) 
 
 
 def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
-    """Convert the place of a passage in `full_text`, which begins with the title, to its place in the text alone."""
+    """Convert the place of a passage in `full_text` to its place in the text."""
     joined = f"{document.title} {document.text}"
     before = len(document.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` begins with no white space
     start, stop = (min(max(end - before, 0), len(document.text)) for end in extent)
@@ -414,7 +414,7 @@ def _with_matched(words: Words, queries: Sequence[str], hits: list[list[Hit]]) -
 
 
 def _find_unique(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
-    """Find the best documents that are not near-equal to a better one; look further down until there are k."""
+    """Find the k best documents that are not near-equal to a better one."""
     reader = searched.reader
     most, depth = max(1, reader.moment().documents), 2 * request.k
     while True:
@@ -430,7 +430,7 @@ def _find_unique(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
 
 
 def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
-    """Leave out each hit that is near-equal to a better one, which then names it; ranks are counted again.
+    """Leave out each hit that is near-equal to a better one, which then names it.
 
     Two documents are near-equal if the cosine of their vectors is at least `SAME_MEANING`, and they share at least
     `SAME_WORDS` of their distinct words, ignoring case.
@@ -474,12 +474,12 @@ def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> lis
 
 
 def read_text(hit: Hit) -> str:
-    """Return the text that is read of a hit: all of it, or the title and the passage that was found."""
+    """Return the text to read of a hit: all, or the title and the passage found."""
     return read_passage(hit, hit.passage) if hit.passage else Document(hit.id, hit.text, hit.title).full_text
 
 
 def read_passage(document: Document | Hit, passage: Passage) -> str:
-    """Return the text that is read of a passage, given by its place in the text: the title, and then the passage."""
+    """Return the text to read of a passage in the text: the title, then the passage."""
     return Document(document.id, document.text[passage.start : passage.stop], document.title).full_text
 
 
@@ -533,7 +533,7 @@ class HitCloseness(NamedTuple):
 
 
 def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness:
-    """Measure how close a hit, which is there at the reader's moment, is to a query with a vector of shape (n,)."""
+    """Measure how close a hit is to a query with a vector of shape (n,)."""
     vectors = reader.vectors_at(np.array([hit.number], np.int64))
     if reader.has_passages():
         vectors = np.concatenate([vectors, reader.passages_of([hit.number]).vectors])
@@ -552,7 +552,7 @@ def find_thresholds(
     fingerprint: str,
     words_share: float,
 ) -> MatchThresholds | None:
-    """Search for spans of documents, which `encode` encodes; None for too few, or if the moment has passed."""
+    """Search for spans of documents; None for too few, or if the moment has passed."""
     try:
         measured = list(_measured_spans(reader, derived, encode, words_share))
     except MomentPassedError:
@@ -563,7 +563,7 @@ def find_thresholds(
 def _measured_spans(
     reader: Reader, derived: Derived, encode: Callable[[list[str]], np.ndarray], words_share: float
 ) -> Iterator[HitCloseness]:
-    """Search for spans while there is time, and yield how close the best hit of each is, except its own document."""
+    """Search for spans while there is time; yield how close each best other hit is."""
     spans, until = _spans(reader), time.monotonic() + SECONDS
     while spans and time.monotonic() <= until:
         some, spans = spans[:AT_ONCE], spans[AT_ONCE:]
@@ -576,7 +576,7 @@ def _measured_spans(
 
 
 def _spans(reader: Reader) -> list[tuple[int, str]]:
-    """Cut spans out of some documents, drawn at random: the number of each document, and its span; none of too few."""
+    """Cut spans out of random documents: number and span; none of too few."""
     numbers = reader.numbers()
     if len(numbers) < LEAST:
         return []
@@ -588,7 +588,7 @@ def _spans(reader: Reader) -> list[tuple[int, str]]:
 
 
 def _span(text: str, length: int, place: float) -> str:
-    """Cut a span as long as a query; in code, where marks are many, words and marks would make it shorter than one."""
+    """Cut a span as long as a query, counted between spaces: code has many marks."""
     return cut_span(text, length, place, [match.span() for match in BETWEEN_SPACES.finditer(text)]).inside
 
 

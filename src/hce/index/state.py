@@ -102,7 +102,7 @@ class IndexState:
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Open one moment of the store, with vectors of the encoder that the manifest names.
+        """Open one moment of the store, with vectors of the manifest's encoder.
 
         Raises:
             FormatError: the store has no such vectors, since it is older than the manifest.
@@ -121,19 +121,19 @@ class IndexState:
                 behind = self.manifest.since
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
-        """Iterate over the documents with numbers above `after`, with number and vector, in order of number."""
+        """Iterate over the documents above `after`, in order of number."""
         with self.reading() as reader:
             yield from reader.entries(after)
 
     def keep_up(self, reader: Reader) -> bool:
-        """Adopt a manifest that another process wrote; return whether `reader` sees vectors of its encoder."""
+        """Adopt another process's manifest; return whether `reader` sees its vectors."""
         stamp = file_stamp(self.path / MANIFEST_FILE)
         if stamp != self._stamp:
             self.adopt(Manifest.read(self.path, reader), stamp)
         return reader.moment().change >= self.manifest.since
 
     def adopt(self, manifest: Manifest, stamp: tuple[int, int] | None = None) -> None:
-        """Switch to another manifest of this index, and to its encoder if that is another one."""
+        """Switch to another manifest of this index, and to its encoder."""
         if manifest.since < self.manifest.since:
             return  # of an earlier moment than another thread has seen
         is_same_encoder = manifest.encoder_folder == self.manifest.encoder_folder
@@ -148,7 +148,7 @@ class IndexState:
         self._stamp = None if manifest.switch else stamp
 
     def present_encoder(self) -> IndexEncoder:
-        """Return the encoder of queries, after a look at whether the index has another one by now."""
+        """Return the encoder of queries that the index has now."""
         if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
             with self.store.reading() as reader:
                 self.keep_up(reader)
@@ -164,14 +164,14 @@ class IndexState:
         return vectors
 
     def encode_query(self, text: str) -> np.ndarray:
-        """Return the vector of a query, of shape (n,); the last query is not encoded again by the same encoder."""
+        """Return the vector of a query, of shape (n,); that of the last is remembered."""
         last = self._last_query
         if last is not None and last[:2] == (self.present_encoder(), text):
             return last[2]
         return np.asarray(self.encode_queries([text])[0])
 
     def encode_documents(self, texts: list[str]) -> np.ndarray:
-        """Encode documents to unit vectors of shape (texts, n), and keep their tokens if the index keeps tokens."""
+        """Encode documents to unit vectors of shape (texts, n), and keep their tokens."""
         encoder = self.for_documents  # which another thread may replace
         return encode_keeping_tokens(encoder, self._codes_of(encoder), texts)
 
@@ -237,7 +237,7 @@ class IndexState:
                 return self._search_once(request, filter, fingerprint)
 
     def _search_once(self, request: SearchRequest, conditions: Filter | None, fingerprint: str) -> list[list[Hit]]:
-        """Search at the present moment; tokens reorder the hits once that moment is let go, since they take long."""
+        """Search at one moment; then let tokens, which take long, reorder the hits."""
         matched = request.with_matched
         with self.reading() as reader:
             if request.vectors is not None and self.manifest.fingerprint != fingerprint:
@@ -309,7 +309,7 @@ class IndexEncoder:
             return self._loaded()
 
     def encode(self, texts: Sequence[str], side: Side, on_tokens: OnTokens | None = None) -> np.ndarray:
-        """Encode texts to unit vectors of shape (texts, n); `on_tokens` gets the tokens of a transformer."""
+        """Encode texts to unit vectors of shape (texts, n); `on_tokens` gets tokens."""
         with self._lock:
             return self._loaded().encode(texts, side, on_tokens=on_tokens)
 
@@ -369,7 +369,7 @@ def status_of(state: IndexState) -> IndexStatus:
 
 
 def build_parts(state: IndexState) -> None:
-    """Build engines and words of the documents there are, and write snapshots of them.
+    """Build engines and words of the documents, and write snapshots of them.
 
     Raises:
         WriterBusyError: someone else is writing.
@@ -390,7 +390,7 @@ def rebuild(
     tokens: bool | None,
     progress: bool,
 ) -> None:
-    """Rebuild all that is derived from the documents there are now; `Index.rebuild` explains the arguments."""
+    """Rebuild all that is derived from the documents; see `Index.rebuild`."""
     path, before = state.path, state.manifest
     named, at = at is not None, at or (before.engine_at if engine in (None, before.engine) else None)
     check_engine(engine or state.derived.engine_name, at)
@@ -419,7 +419,7 @@ def rebuild(
 
 
 def _refit_table(state: IndexState, progress: bool) -> None:
-    """Fit the table to all documents again, unless a reindexing to another encoder was begun."""
+    """Fit the table again, unless a reindexing to another encoder was begun."""
     from hce.index.create import reindex  # which needs torch
 
     known = Manifest.read(state.path)
@@ -448,7 +448,7 @@ def _give_up_earlier(state: IndexState) -> None:
 
 
 def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, progress: bool) -> None:
-    """Keep tokens or drop them, if that is asked for; else drop those of texts that are gone."""
+    """Keep or drop tokens, if asked for; else drop those of texts that are gone."""
     folder = token_folder(state.path, state.manifest.suffix)
     if wanted is None:
         if (codes := TokenCodes.find(folder)) is not None:

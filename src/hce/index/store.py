@@ -149,14 +149,14 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Open one consistent view, however long it is held and whatever is written meanwhile."""
+        """Open one consistent view, whatever is written meanwhile."""
         with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
             connection.execute("BEGIN")
             yield Reader(connection, self.dim)
 
     @contextmanager
     def reading_beside(self, dim: int) -> Iterator[Reader]:
-        """Open one moment in which the standby vectors, of length `dim`, stand in for the active ones."""
+        """Open one moment with the standby vectors, of length `dim`, as the active ones."""
         with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
             connection.execute("BEGIN")
             for table in ("vectors", "passages"):  # names that are temporary go before all others
@@ -167,7 +167,7 @@ class Store:
 
     @contextmanager
     def writing(self, wait: float | None = None) -> Iterator[Writer]:
-        """Open one transaction: on success all of it is durable, on any error nothing of it is there.
+        """Open one transaction: all of it is durable, or on any error nothing.
 
         Raises:
             InputError: someone else is still writing after `wait` seconds, by default `SECONDS_TO_WAIT`; or the folder
@@ -186,7 +186,7 @@ class Store:
                 _be_patient(connection, SECONDS_TO_WAIT)
 
     def compact(self) -> None:
-        """Give the space of removed documents back to the disk, if it is worth a copy of all the others."""
+        """Give the space of removed documents back, if it is worth a copy of the rest."""
         with self._errors(), self._connections.lend() as connection:
             (pages,), (free,) = (connection.execute(f"PRAGMA {each}_count").fetchone() for each in ("page", "freelist"))
             if free > WORTH_A_COPY * pages:
@@ -293,31 +293,31 @@ class Reader:
         return np.sort(self._numbers("SELECT number FROM documents"))  # by way of a small index, in its order
 
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of all documents, rising, of shape (N,), int64, and the keys of their contents."""
+        """Return the numbers of all documents, rising, int64, and their content keys."""
         rows = self._connection.execute("SELECT number, content FROM documents").fetchall()  # of a small index
         table = np.array(sorted(rows), dtype=np.int64).reshape(len(rows), 2)
         return table[:, 0], table[:, 1]
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Read the numbers above `after`, rising, of shape (N,), int64, and their vectors of shape (N, n)."""
+        """Read the numbers above `after`, rising, (N,), and their vectors, (N, n)."""
         query = "SELECT number, vector FROM vectors WHERE number > ? ORDER BY number"
         (numbers,), vectors = self._with_vectors(query, after, self.count_after(after))
         return numbers, vectors
 
     def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
-        """Read the number and the full text of each document above `after`, in order of number."""
+        """Read number and full text of each document above `after`, in order."""
         query = "SELECT number, title, text FROM documents WHERE number > ? ORDER BY number"
         for number, title, text in self._connection.execute(query, (after,)):
             yield number, Document("", text, title).full_text
 
     def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the vectors of documents that are there, in the order of their numbers given, of shape (m, n)."""
+        """Return the vectors of documents, in the order given, of shape (m, n)."""
         rows = self._each_in("SELECT number, vector FROM vectors WHERE number IN ({})", numbers.tolist())
         found = {number: _vectors([vector], self.dim)[0] for number, vector in rows}
         return np.array([found[number] for number in numbers.tolist()], np.float32).reshape(len(numbers), self.dim)
 
     def vectors_of(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
-        """Return the vectors of those texts that some document here has: equal texts share one encoding."""
+        """Return the vectors of those texts that some document here has."""
         wanted = {content_key(text): text for text in texts}
         query = "SELECT content, title, text, vector FROM documents JOIN vectors USING (number) WHERE content IN ({})"
         found = {}
@@ -342,7 +342,7 @@ class Reader:
         return PassageVectors(numbers, documents, vectors)
 
     def passage_numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of all passages, rising, of shape (P,), int64, and those of their documents."""
+        """Return the numbers of all passages, rising, int64, and of their documents."""
         rows = self._connection.execute("SELECT number, document FROM passages ORDER BY number").fetchall()
         table = np.array(rows, dtype=np.int64).reshape(len(rows), 2)
         return table[:, 0], table[:, 1]
@@ -355,12 +355,12 @@ class Reader:
         return PassageVectors(np.array(numbers, np.int64), np.array(of, np.int64), _vectors(blobs, self.dim))
 
     def extents(self, numbers: Iterable[int]) -> dict[int, Passage]:
-        """Return where passages stand in the `full_text` of their documents, by number; where `has_passages`."""
+        """Return the places of passages in their `full_text`, by number."""
         rows = self._each_in("SELECT number, start, stop FROM passages WHERE number IN ({})", numbers)
         return {number: Passage(*extent) for number, *extent in rows}
 
     def all_extents(self, after: int = 0) -> Iterator[tuple[int, dict[int, Passage]]]:
-        """Yield each long document above `after`, by number, with where its passages stand: number → extent."""
+        """Yield each long document above `after` with its passages: number → extent."""
         if not has_table(self._connection, "passages"):
             return
         query = "SELECT document, number, start, stop FROM passages WHERE document > ? ORDER BY document, number"
@@ -368,7 +368,7 @@ class Reader:
             yield document, {number: Passage(*extent) for _, number, *extent in rows}
 
     def last_beside(self) -> int | None:
-        """Return the last number that has a standby vector, 0 if none has; None without the table."""
+        """Return the last number with a standby vector, or 0; None without the table."""
         if not has_table(self._connection, "vectors_beside"):
             return None
         return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
@@ -378,7 +378,7 @@ class Reader:
         return int(self._one("SELECT count(*) FROM vectors WHERE number > ?", (number,))[0])
 
     def removed_since(self, change: int) -> np.ndarray:
-        """Return the numbers taken out by later writes than this one, which `moment_at` must know of."""
+        """Return the numbers removed by later writes than this one."""
         return self._numbers("SELECT number FROM removed WHERE change > ?", (change,))
 
     def raw_rows(self, table: str) -> Iterator[tuple[Any, ...]]:
@@ -406,7 +406,7 @@ class Reader:
         return [] if lines == ["ok"] else lines
 
     def numbers_at(self, moment: Moment) -> np.ndarray:
-        """Return the numbers of the documents that there were at this moment or an earlier one, rising."""
+        """Return the numbers of the documents up to a moment, rising."""
         numbers = np.union1d(self.numbers(), self.removed_since(moment.change))
         return numbers[numbers <= moment.last]
 
@@ -427,7 +427,7 @@ class Reader:
         return numbers
 
     def facet(self, field: str, conditions: Filter | None, most: int) -> list[FacetCount]:
-        """Count the documents that fulfil conditions by their values of a field, the most frequent values first.
+        """Count the documents that fulfil conditions by a field's values, most first.
 
         Raises:
             InputError: a filter that is not valid, or a field that no document has.
@@ -451,7 +451,7 @@ class Reader:
         return summarize_fields(json.loads(metadata) for metadata in rows.values())
 
     def _require_fields(self, fields: Iterable[str]) -> None:
-        """Refuse fields that no document has; where there are no documents, any field will do."""
+        """Refuse fields that no document has, unless there are no documents."""
         for field in fields:
             condition = field_exists(field)
             query = f"SELECT count(*) FROM (SELECT 1 FROM documents WHERE {condition.sql} LIMIT 1)"  # noqa: S608
@@ -470,7 +470,7 @@ class Reader:
         return np.fromiter((number for (number,) in self._connection.execute(query, parameters)), dtype=np.int64)
 
     def _with_vectors(self, query: str, after: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Read `count` rows of numbers and a vector: the numbers, of shape (columns, count), and (count, n)."""
+        """Read rows of numbers and a vector: (columns, count) and (count, n)."""
         rows = self._connection.execute(query, (after,))
         numbers = np.empty((len(rows.description) - 1, count), np.int64)
         vectors = np.empty((count, self.dim), np.float32)
@@ -483,7 +483,7 @@ class Reader:
         return numbers, vectors
 
     def are_there(self, numbers: np.ndarray) -> np.ndarray:
-        """Return, for numbers of any shape, which documents are there, as bool of that shape."""
+        """Return which of some numbers, of any shape, are there, as bool."""
         asked = np.unique(numbers)
         found = self._each_in("SELECT number FROM documents WHERE number IN ({})", asked.tolist())
         return np.isin(numbers, np.fromiter((number for (number,) in found), np.int64))
@@ -507,7 +507,7 @@ class Writer(Reader):
     def insert(
         self, documents: Sequence[Document], vectors: np.ndarray, passages: Mapping[int, CutPassages] | None = None
     ) -> None:
-        """Add documents with their vectors, of shape (B, n), and the passages of the long ones by their position.
+        """Add documents with vectors, of shape (B, n), and passages by position.
 
         Raises:
             InputError: an id is there already.
@@ -561,7 +561,7 @@ class Writer(Reader):
         self._connection.execute(f"PRAGMA user_version = {int(dim)}")
 
     def copy(self, documents: Mapping[int, Document], extents: Mapping[int, tuple[int, Passage]]) -> None:
-        """Add documents by their numbers, and where passages stand: number → number of the document, and extent."""
+        """Add documents by number, and passages: number → document's number and extent."""
         self._insert("documents", ((number, *_row(each)) for number, each in documents.items()), row_checksum)
         rows = ((number, document, *extent) for number, (document, extent) in extents.items())
         query = "INSERT OR REPLACE INTO passages (number, document, start, stop, vector) VALUES (?, ?, ?, ?, x'')"
@@ -576,7 +576,7 @@ class Writer(Reader):
         self._insert_change(moment)
 
     def replace(self, documents: Sequence[Document]) -> None:
-        """Write title, text and metadata of documents again whose `full_text` is what it was."""
+        """Write documents again whose `full_text` is what it was."""
         numbers = {doc_id: number for doc_id, (number, _) in self.present(each.id for each in documents).items()}
         rows = [(numbers[row[0]], *row) for row in map(_row, documents) if row[0] in numbers]
         query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ? WHERE number = ?"
@@ -605,7 +605,7 @@ class Writer(Reader):
         drop_beside(self._connection)
 
     def swap_beside(self, dim: int) -> None:
-        """Activate the standby vectors, of length `dim`, and make the active ones the standby."""
+        """Exchange the active vectors and the standby ones, of length `dim`."""
         swap_beside(self._connection)
         self._connection.execute(f"PRAGMA user_version = {int(dim)}")
         self._touched = True
@@ -615,7 +615,7 @@ class Writer(Reader):
         self._connection.execute("REINDEX")
 
     def recount(self, documents: int) -> None:
-        """Count the documents and find the removed ones again, `documents` being how many there were at creation."""
+        """Count the documents again, and find which of the first `documents` are gone."""
         there = self._connection.execute("SELECT number FROM vectors UNION SELECT number FROM documents").fetchall()
         numbers = {number for (number,) in there}
         self._last = max([self._last, documents, *numbers])
@@ -634,7 +634,7 @@ class Writer(Reader):
         self._connection.executemany(query, rows)
 
     def forget(self, documents: int) -> None:
-        """Delete what is known of earlier moments, for which nothing derived is kept any more.
+        """Delete what is known of earlier moments, of which nothing derived is left.
 
         It stays known which of the first `documents`, those at creation, were removed.
         """
@@ -643,7 +643,7 @@ class Writer(Reader):
         self._connection.execute("DELETE FROM removed WHERE change < ? AND number > ?", (change, documents))
 
     def _refused(self, documents: Sequence[Document]) -> InputError:
-        """Return why these were not inserted: an id that comes twice, or else their metadata."""
+        """Return why these were not inserted: an id that comes twice, or metadata."""
         seen = {
             doc_id
             for doc_id, (number, _) in self.present(each.id for each in documents).items()
@@ -709,7 +709,7 @@ def _damaged(what: str) -> FormatError:
 
 
 def _metadata_json(document: Document) -> str:
-    """Write metadata as JSON that SQLite can read: NaN and infinity, which JSON does not have, become null."""
+    """Write metadata as JSON for SQLite: NaN and infinity become null."""
     try:
         try:
             line = json.dumps(document.metadata, ensure_ascii=False, default=str, allow_nan=False)

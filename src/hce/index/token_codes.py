@@ -62,7 +62,7 @@ class TokenCodes:
 
     @classmethod
     def find(cls, folder: Path) -> TokenCodes | None:
-        """Return what is kept in a folder; None if there is no such folder, or its space is damaged."""
+        """Return what is kept in a folder; None if it is missing or its space damaged."""
         found = cls(folder) if is_token_folder(folder) else None
         try:
             return found if found and found.space else None
@@ -100,7 +100,7 @@ class TokenCodes:
     def in_order(
         self, encoder: IndexEncoder, queries: Sequence[str], hits: Sequence[Sequence[Hit]], tokens_share: float
     ) -> list[list[Hit]]:
-        """Put the first hits of each query into the order of tokens; the encoder makes what is missing."""
+        """Reorder the first hits of each query; the encoder makes missing codes."""
         known = self._queries
         if not all(query in known for query in queries):
             known = {}
@@ -245,17 +245,17 @@ class TokenCodes:
 
 
 def token_folder(index_folder: Path, suffix: str) -> Path:
-    """Return the folder of the tokens of one of an index's encoders, whose folders end in a suffix."""
+    """Return the folder of the tokens of the encoder with this suffix."""
     return index_folder / f"{FOLDER}{suffix}"
 
 
 def is_token_folder(folder: Path) -> bool:
-    """Return whether a folder holds a space of tokens, without loading it, which would import torch."""
+    """Return whether a folder holds a space of tokens, without importing torch."""
     return is_file(folder / SPACE_FILE)
 
 
 def encode_keeping_tokens(encoder: IndexEncoder, codes: TokenCodes | None, texts: list[str]) -> np.ndarray:
-    """Encode documents to unit vectors of shape (texts, n), and keep their tokens if there is a place for them."""
+    """Encode documents to unit vectors (texts, n), and keep their tokens, if at all."""
     if codes is None:
         return encoder.encode(texts, "document")
     with codes.filling() as on_tokens:
@@ -263,7 +263,7 @@ def encode_keeping_tokens(encoder: IndexEncoder, codes: TokenCodes | None, texts
 
 
 def read_all_tokens(folder: Path, encoder: Encoder, reader: Reader, *, progress: bool) -> None:
-    """Read all documents for their tokens, into a new folder, if the encoder is one that has tokens."""
+    """Read all documents for their tokens into a new folder, if there are any."""
     from hce.encoding.reranker import COUNTED, TokenSpace
 
     numbers = reader.numbers()
@@ -284,7 +284,7 @@ def read_all_tokens(folder: Path, encoder: Encoder, reader: Reader, *, progress:
 def in_order_of_tokens(
     query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray], tokens_share: float
 ) -> list[Hit]:
-    """Put the first hits into another order, by what tokens add to their scores; the others follow."""
+    """Reorder the first hits by what tokens add to their scores; the others follow."""
     first, others = hits[:TOKENS_FIRST], hits[TOKENS_FIRST:]
     none = np.zeros((0, query.vectors.shape[1]), np.int8)
     similarities = query.max_similarities([codes.get(read_text(hit), none) for hit in first])
@@ -298,7 +298,7 @@ def in_order_of_tokens(
 
 
 def _with_tokens(hit: Hit, added: float, tokens_share: float) -> Hit:
-    """Return a hit whose score has the tokens' part, scaled so that no score is above 1."""
+    """Return a hit with the tokens' part in its score, which stays below 1."""
     kept = 1 - tokens_share
     meaning, words, tokens = kept * hit.from_meaning, kept * hit.from_words, kept * added
     return hit._replace(score=kept * hit.score + tokens, from_meaning=meaning, from_words=words, from_tokens=tokens)
@@ -338,7 +338,7 @@ def _sealed(codes: np.ndarray) -> bytes:
 
 
 def _unsealed(blob: bytes, width: int) -> np.ndarray | None:
-    """Return codes as they were written, of shape (tokens, width); None if they are damaged."""
+    """Return codes of shape (tokens, width); None if they are damaged."""
     data, checksum = blob[:-4], blob[-4:]
     if zlib.crc32(data).to_bytes(4, "little") != checksum or len(data) % width:
         return None

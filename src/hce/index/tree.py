@@ -63,7 +63,7 @@ class NumberedHierarchy(NamedTuple):
 
 
 def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarchy | None:
-    """Read the tree of the encoder whose folders end in `suffix`, by default the current one; None if there is none."""
+    """Read the tree of the encoder with this suffix, by default the current one."""
     name = _named(index_folder, suffix)
     while name is not None:
         try:
@@ -89,7 +89,7 @@ def _named(index_folder: Path, suffix: str | None) -> str | None:
 def grow_named_tree(
     vectors: np.ndarray, texts: Iterable[str], device: Any = None, *, progress: bool = False
 ) -> Hierarchy | None:
-    """Grow a tree and name its nodes; None for too few documents. Of several processes, the first names the nodes."""
+    """Grow a tree; the first process names its nodes. None for too few documents."""
     from hce.processes import is_first_process  # with torch and scikit-learn, which are not needed to look at a tree
     from hce.tree.names import name_nodes
 
@@ -107,7 +107,7 @@ def grow_named_tree(
 
 
 def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Return the folder of a tree of just the documents that `reader` sees: `name` if it holds one, else a new one."""
+    """Return the folder of a tree of just these documents: `name`, or a new one."""
     with suppress(FormatError):
         if np.array_equal(NumberedHierarchy.load(index_folder / name).numbers, reader.numbers()):
             return name
@@ -115,7 +115,7 @@ def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool
 
 
 def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Grow a tree of the documents there are now in a folder of this name; None if they are too few for one."""
+    """Grow a tree of all documents in a folder; None if they are too few."""
     with all_vectors(reader, index_folder) as (numbers, vectors):
         tree = grow_named_tree(vectors, (text for _, text in reader.texts()), progress=progress)
     if tree is None:
@@ -126,7 +126,7 @@ def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool =
 
 
 def hierarchy_folder(path: str | Path) -> Path | None:
-    """Find the folder that holds a tree: in an index, in a model, or `path` itself; None if there is none.
+    """Find the folder of a tree in an index, in a model, or at `path` itself.
 
     Raises:
         FormatError: `path` is an index that was made without a tree.
@@ -163,7 +163,7 @@ TreePath = tuple[PathNode, ...]
 
 
 def paths_of(reader: Reader, tree: NumberedHierarchy, numbers: Iterable[int]) -> dict[int, TreePath]:
-    """Return the path of each document that `reader` sees, from level 1 down to its leaf."""
+    """Return the path of each document, from level 1 down to its leaf."""
     wanted = np.unique(np.fromiter(numbers, np.int64))
     leaves = _leaves_of(reader, tree, wanted).tolist()
     path_to = {leaf: _path_to(tree.hierarchy, leaf) for leaf in set(leaves) if leaf >= 0}
@@ -171,7 +171,7 @@ def paths_of(reader: Reader, tree: NumberedHierarchy, numbers: Iterable[int]) ->
 
 
 def _leaves_of(reader: Reader, tree: NumberedHierarchy, wanted: np.ndarray) -> np.ndarray:
-    """Return the leaf of each document; -1 if the tree's centroids are of another encoder's dimension."""
+    """Return the leaf of each document; -1 if the tree is of another dimension."""
     place = np.minimum(np.searchsorted(tree.numbers, wanted), len(tree.numbers) - 1)
     leaves = tree.hierarchy.document_parent[place].astype(np.int64)
     later = tree.numbers[place] != wanted
@@ -192,7 +192,7 @@ def _path_to(hierarchy: Hierarchy, leaf: int) -> TreePath:
 
 @contextmanager
 def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the numbers of all documents, rising, of shape (N,), int64, and their vectors, of shape (N, n).
+    """Yield the numbers of all documents, rising, (N,), and their vectors, (N, n).
 
     Many vectors are put into a temporary file in `folder`; a kill leaves nothing.
     """
@@ -336,7 +336,7 @@ class Places(NamedTuple):
             raise NotThereError(f"node {node}: level {level} has nodes 0 to {len(self.sizes[level]) - 1}")
 
     def node(self, level: int, node: int, depth: int = 0, most: int = 0) -> Node:
-        """Describe a node and `depth` levels below it, of each node the `most` largest children."""
+        """Describe a node and, `depth` levels down, the `most` largest children of each."""
         hierarchy, size = self.tree.hierarchy, int(self.sizes[level][node])
         name = hierarchy.name(level, node)
         if level == hierarchy.depth - 1:
@@ -353,7 +353,7 @@ class Places(NamedTuple):
         return children[np.argsort(-sizes, kind="stable")][: int((sizes > 0).sum())]
 
     def central(self, reader: Reader, level: int, node: int, count: int) -> list[int]:
-        """Return the numbers of `count` documents typical of a node, from different children as far as there are any.
+        """Return the numbers of documents typical of a node, from different children.
 
         Of a leaf these are the documents closest to its centroid; of a node above, those of its largest children.
         """
@@ -371,7 +371,7 @@ class Places(NamedTuple):
         ]
 
     def steps(self, vector: np.ndarray, path: Sequence[int]) -> list[WayStep]:
-        """Describe a path of nodes from the root down as the steps of a vector, of shape (n,)."""
+        """Describe a path of nodes from the root down as the steps of a vector (n,)."""
         return [self._step(vector, level, parent, node) for level, (parent, node) in enumerate(pairwise(path), start=1)]
 
     def _step(self, vector: np.ndarray, level: int, parent: int, node: int) -> WayStep:
@@ -408,7 +408,7 @@ class LiveTree:
         return [len(level.parent) for level in self.index.tree.hierarchy.levels] if self.index.tree else []
 
     def node(self, level: int, node: int, depth: int, most: int) -> Node:
-        """Describe a node of now and `depth` levels below it, of each node the `most` largest children.
+        """Describe a node and, `depth` levels down, the `most` largest children of each.
 
         Raises:
             NotThereError: no such node, or no tree.
@@ -425,7 +425,7 @@ class LiveTree:
         return [places.node(*each) for each in enumerate(way.tolist())]
 
     def documents(self, node: int, offset: int, most: int) -> list[Document]:
-        """Return `most` documents of a node of the last inner level, from the place `offset` on; see `node`."""
+        """Return `most` documents of a leaf, from the place `offset` on; see `node`."""
         with self.index.state.reading() as reader:
             places = self.places_at(reader)
             places.check(places.tree.hierarchy.depth - 1, node)
@@ -443,14 +443,14 @@ class LiveTree:
         return [found[number] for number in numbers]
 
     def way_of_query(self, vector: np.ndarray) -> Way:
-        """Return the way of a query, given by its vector (n,), from the root to the closest child at each level."""
+        """Return the way of a query's vector (n,) to the closest child at each level."""
         places = self._now()
         require_same_length(places.tree, len(vector))
         path = np.concatenate(places.tree.hierarchy.walk(vector[None]), axis=1)[0]
         return Way(places.steps(vector, path.tolist()))
 
     def way_of_document(self, doc_id: str) -> Way:
-        """Return the path of a document from the root to its leaf, and whether it came after the tree was grown.
+        """Return the path of a document from the root to its leaf.
 
         Raises:
             NotThereError: no such document, or no tree.
@@ -473,7 +473,7 @@ class LiveTree:
             return self.places_at(reader)
 
     def places_at(self, reader: Reader) -> Places:
-        """Return the places of the documents that a reader sees; they are found again only after a change.
+        """Return the places of the documents that a reader sees, cached until a change.
 
         Raises:
             NotThereError: the index has no tree.
@@ -491,7 +491,7 @@ class LiveTree:
 
 
 def require_same_length(tree: NumberedHierarchy, dim: int) -> None:
-    """Refuse vectors of the encoder before a reindexing: another thread has taken up the tree of the one after it."""
+    """Refuse vectors of the encoder before a reindexing, with the tree after it."""
     levels = tree.hierarchy.levels
     if levels and levels[0].centroids.shape[1] != dim:
         raise WriterBusyError("the index has just got another encoder; try again")

@@ -49,7 +49,7 @@ def checked(documents: Iterable[Document]) -> Sequence[Document]:
 
 
 def _all_sound(documents: list[Document]) -> bool:
-    """Return whether all documents are sound; this takes a tenth of the time of a careful check."""
+    """Return whether all documents are sound, ten times as fast as a careful check."""
     try:
         for document in documents:
             (document.id + document.title + document.text).encode()  # fails where there is no text, or no Unicode
@@ -60,7 +60,7 @@ def _all_sound(documents: list[Document]) -> bool:
 
 
 def checked_ids(ids: Iterable[str]) -> list[str]:
-    """Return ids of documents, each once, in order; InputError if one of them is none."""
+    """Return ids of documents, each once, in order; InputError if one is none."""
     if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise InputError(f"remove takes a list of ids, not a {type(ids).__name__}; put the single id into a list")
     listed = list(ids)
@@ -76,7 +76,7 @@ def check_id(doc_id: str) -> None:
 
 
 def checked_after(number: int) -> int:
-    """Return the number after which documents are read as an int of Python; InputError if it is none."""
+    """Return a document's number as an int of Python; InputError if it is none."""
     if isinstance(number, bool) or not isinstance(number, int | np.integer):
         raise InputError(f"after = {number!r}: give the number of a document, or 0 to read all; ids go to get()")
     return int(number)
@@ -99,7 +99,7 @@ def refuse_emptied(batches: Iterable[Sequence[Document]]) -> None:
 
 
 def numbers_of(writer: Writer, ids: list[str], index_folder: Path) -> list[int]:
-    """Return the numbers of the documents that have these ids; InputError if one is not there."""
+    """Return the numbers of documents by id; InputError if one is not there."""
     known = writer.present(ids)
     missing = [doc_id for doc_id in ids if doc_id not in known]
     if missing:
@@ -121,7 +121,7 @@ def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]
 def without_unchanged(
     writer: Writer, chunks: Iterable[list[Document]], advance: Advance, *, keep: bool = True
 ) -> Iterator[list[Document]]:
-    """Delete old versions of changed documents, update unchanged ones in place, and yield what has to be inserted.
+    """Delete changed documents, update unchanged ones, and yield what to insert.
 
     With `keep=False` unchanged ones too are deleted and inserted under new numbers: a mirror learns of changes only by
     new and removed numbers.
@@ -141,7 +141,7 @@ def without_unchanged(
 def insert_documents(
     writer: Writer, chunks: Iterator[list[Document]], encode: Encode, cutter: Cutter, advance: Advance
 ) -> None:
-    """Encode chunks of documents here, while another thread draws the next chunk and does all work of SQLite."""
+    """Encode chunks of documents here, while another thread works with SQLite."""
     before: dict[str, np.ndarray] = {}  # vectors of the chunk before, which is not in the store yet
     with ThreadPoolExecutor(1) as sqlite:
         inserting = None
@@ -160,7 +160,7 @@ def insert_documents(
 
 
 def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter) -> dict[int, CutPassages]:
-    """Cut the long ones among some documents into passages, and encode these; by position."""
+    """Cut the long documents into passages, and encode these; by position."""
     cut = cutter.cut(documents)
     if not cut:
         return {}
@@ -182,7 +182,7 @@ class _Chunk(NamedTuple):
 
 
 def _next_chunk(writer: Writer, chunks: Iterator[list[Document]]) -> _Chunk | None:
-    """Return the next documents there are, or None; called in the thread that does SQLite's work."""
+    """Return the next documents, or None; called in the thread of SQLite."""
     for documents in chunks:
         if documents:
             texts = [document.full_text for document in documents]
@@ -191,7 +191,7 @@ def _next_chunk(writer: Writer, chunks: Iterator[list[Document]]) -> _Chunk | No
 
 
 def shared_vectors(texts: Sequence[str], known: dict[str, np.ndarray], encode: Encode) -> np.ndarray:
-    """Return a vector for each text, of shape (texts, n); equal texts share one, and known ones are not encoded."""
+    """Return a vector for each text; equal texts share one, known ones are kept."""
     fresh = [text for text in dict.fromkeys(texts) if text not in known]
     if len(fresh) == len(texts):
         return encode(fresh)
@@ -221,7 +221,7 @@ class Cutter:
         self._tokenizer = _untruncated(encoder.tokenizer)
 
     def cut(self, documents: Sequence[Document]) -> dict[int, list[Passage]]:
-        """Return the passages of those documents that are longer than the window, by position; parts of `full_text`."""
+        """Return the passages of documents longer than the window, by position."""
         texts = [document.full_text for document in documents]
         some = [i for i, text in enumerate(texts) if len(text.encode()) > self.window]  # no token is less than a byte
         counts = self._counts([texts[i] for i in some])
@@ -229,7 +229,7 @@ class Cutter:
         return {i: cut_passages(texts[i], self._offsets(texts[i]), self._room(documents[i])) for i in long}
 
     def texts(self, document: Document, passages: Sequence[Passage]) -> list[str]:
-        """Return what is encoded of each passage: a short title comes before all but the first."""
+        """Return what to encode of each passage; a short title precedes later ones."""
         text, title = document.full_text, document.title.strip()
         before = f"{title} " if title and self._room(document) < self.length else ""
         return [(before if passage.start else "") + text[passage.start : passage.stop] for passage in passages]
@@ -274,7 +274,7 @@ class LongDocuments:
         self._first_row = dict(zip(self._passages, rows.tolist(), strict=False))
 
     def passages_of(self, positions: range, vectors: np.ndarray) -> dict[int, CutPassages]:
-        """Return the passages of the long ones among some documents, by place in `positions`.
+        """Return the passages of the long documents, by place in `positions`.
 
         Their vectors are taken from `vectors`, those of all rows of `corpus`.
         """
@@ -309,7 +309,7 @@ class _Rows(Sequence[Document]):
 
 
 def _untruncated(tokenizer: Any) -> Tokenizer | None:
-    """Return a copy of a tokenizer that reads texts of any length; None if it cannot say where a token stands."""
+    """Return a copy of a tokenizer without truncation; None if it has no offsets."""
     tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of the fast ones of transformers
     if not isinstance(tokenizer, Tokenizer):
         return None

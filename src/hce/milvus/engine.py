@@ -187,7 +187,7 @@ class Milvus:
         return found
 
     def now(self) -> int:
-        """Return a moment of Milvus's own clock, which all that was written is before; 0 if it has no such clock.
+        """Return the present moment of Milvus's own clock; 0 if it has none.
 
         No public name of pymilvus asks for it; a version that has another one is read from as one without a clock.
         """
@@ -264,7 +264,7 @@ def _create(client: Any, collection: str, dim: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what pymilvus or grpc says, without what only a programmer wants to know."""
+    """Return what pymilvus or grpc says, without details for programmers."""
     details = getattr(error, "details", None)
     text = str(details()) if callable(details) else str(getattr(error, "message", "") or error)
     return one_line(ValueError(re.sub(r"\[\w+\] Retry [^,]*, ?|message=|<|>", "", text)))
@@ -298,7 +298,7 @@ class Collection:
         return self._ask(lambda client: getattr(client, method)(self.name, **options, **place, **consistency))
 
     def _ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
-        """Call Milvus about the collection, which a restarted server may have to load first."""
+        """Call Milvus about the collection; a restarted server has to load it first."""
 
         def loaded(client: Any) -> Result:
             try:
@@ -357,7 +357,7 @@ class Collection:
     def rows_between(
         self, partition: Partition, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
     ) -> Iterator[MilvusRow]:
-        """Read the rows with numbers from `first` to `last`, or those of the documents with these numbers, in order."""
+        """Read the rows, or those of documents, with numbers from `first` to `last`."""
 
         def condition(start: int, stop: int) -> str:
             low, high = (start, stop) if of_documents else sorted((partition.key(start), partition.key(stop)))
@@ -382,7 +382,7 @@ class Collection:
     def _in_blocks(
         self, partition: Partition, first: int, last: int, fields: Sequence[str], condition: Callable[[int, int], str]
     ) -> Iterator[dict[int, MilvusRow]]:
-        """Read from `first` to `last` in blocks, smaller ones if an answer is cut off or too large."""
+        """Read from `first` to `last` in blocks, smaller ones after too large an answer."""
         start, at_once = first, MOST_ROWS
         while start <= last:
             stop = min(start + at_once - 1, last)
@@ -468,7 +468,7 @@ class _Text(str):
 
 
 def scores_with(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Return the inner products of vectors, of shape (m, n), with a query, each as `flat` computes it."""
+    """Return the inner products of vectors, of shape (m, n), with a query."""
     return np.einsum("pn,pn->p", vectors, np.broadcast_to(query, vectors.shape))
 
 
@@ -534,7 +534,7 @@ class MilvusEngine:
         return scores_with(self.collection.vectors(self.partition, numbers), query)
 
     def _best(self, queries: np.ndarray, count: int) -> Found:
-        """Find the best of all; of more than Milvus finds at once, all in ranges of numbers."""
+        """Find the best of all; if there are too many at once, in ranges of numbers."""
         condition, extra = f"number <= {self.partition.key(self.last)}", 0
         while count + extra <= MOST_FOUND:
             try:
@@ -557,7 +557,7 @@ class MilvusEngine:
         return numbers[self.are_there(numbers)]
 
     def _best_among(self, queries: np.ndarray, count: int, allowed: np.ndarray) -> Found:
-        """Find the best of some numbers: in blocks of them, or further down among all where they are most of these."""
+        """Find the best of some numbers: in blocks, or further down among all."""
         if len(allowed) > MOST_FOUND:
             wider = int(2 * count * self.count / len(allowed)) + MOST_ROWS
             if wider <= min(MOST_FOUND, self.count):

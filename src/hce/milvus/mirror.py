@@ -177,7 +177,7 @@ class Mirror:
             return None if change > moment.change else collection
 
     def follow(self) -> None:
-        """Send all that was written to the collection; what cannot be sent now is sent before the next search."""
+        """Send all that was written; what fails now is sent before the next search."""
         try:
             with self._lock:
                 self._known = self._catch_up()
@@ -185,7 +185,7 @@ class Mirror:
             logger.warning("%s; all is kept in %s, and the next write or search sends it", error, self.index_folder)
 
     def rebuild(self, reader: Reader) -> None:
-        """Fill a new collection, or go on with one that was begun; readers see it when complete."""
+        """Fill a new collection, or go on with one; readers see it when complete."""
         with self._lock:
             self._known = None
             self._known = self._push(reader, anew=True)
@@ -199,7 +199,7 @@ class Mirror:
         return moment.last - known.last + len(reader.removed_since(known.change))
 
     def check_later(self, moment: Moment) -> None:
-        """Make sure that there is a later moment than one whose documents are not all in the collection."""
+        """Fail if a collection lacks documents and there is no later moment."""
         with self.store.reading() as reader:
             if reader.moment().change == moment.change:
                 raise FormatError(
@@ -210,7 +210,7 @@ class Mirror:
     # --------------------------------------------------------------------------------------------- sending
 
     def _look(self, reader: Reader) -> tuple[Collection, int] | None:
-        """Return the collection that the pointer names, if it is complete and of this encoder."""
+        """Return the pointer's collection, if it is complete and of this encoder."""
         pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not _fits(pointer, manifest):
             return None
@@ -259,14 +259,14 @@ class Mirror:
     def _known_moment(
         self, server: Milvus, manifest: Manifest, pointer: Pointer | None, reader: Reader
     ) -> Moment | None:
-        """Return the moment up to which the collection has all; None if another one has to be begun."""
+        """Return the moment up to which the collection has all; None to begin another."""
         if pointer is None or not _fits(pointer, manifest):
             return None
         is_there = server.current() == pointer.collection if pointer.is_whole else server.exists(pointer.collection)
         return reader.moment_at(pointer.change, pointer.token) if is_there else None
 
     def _begin(self, server: Milvus, manifest: Manifest, before: Pointer | None, moment: Moment) -> Pointer:
-        """Make an empty collection, of this index alone; readers see the one before until it is complete."""
+        """Make an empty collection; readers see the one before until it is complete."""
         _check_owner(server, before)
         is_here = before is not None and before.address == manifest.engine_at
         if before is not None and is_here and not before.is_whole and server.exists(before.collection):
@@ -320,7 +320,7 @@ def _inode(index_folder: Path) -> int:
 
 
 def _refuse_copy(index_folder: Path, manifest: Manifest) -> None:
-    """Refuse to write to the collection that the original of a copied folder writes to."""
+    """Refuse to write from a copied folder to the collection of the original."""
     pointer = Pointer.read(index_folder)
     if pointer is not None and pointer.address == manifest.engine_at:
         raise InputError(
@@ -370,7 +370,7 @@ def open_replica(address: str | Path, encoder: Encoder | None) -> ReplicaIndex:
 
 
 def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:
-    """Make sure that an index can have a collection at an address, before anything is written.
+    """Make sure that an index can have a collection at an address.
 
     Raises:
         InputError: it is no address, the user has never named it, or the collection there is of another index.
@@ -397,7 +397,7 @@ class UntrustedError(InputError):
 
 
 def trusted_file() -> Path:
-    """Return where the addresses are kept: in $HCE_CONFIG, or the system's place for a user's settings."""
+    """Return where the addresses are kept: in $HCE_CONFIG, or the user's settings."""
     return Path(os.environ.get("HCE_CONFIG") or platformdirs.user_config_dir("hce")) / TRUSTED_FILE
 
 

@@ -179,7 +179,7 @@ class ReplicaStore(Store):
         self._looked = time.monotonic()
 
     def _copy(self, writer: Writer, after: int, entries: list[LogEntry]) -> None:
-        """Take out what the log says, which may make room for a new version, and copy the documents above `after`."""
+        """Remove what the log says, then copy the documents above `after`."""
         removed, last = {number for entry in entries for number in entry.removed}, entries[-1].moment.last
         writer.go_to(entries[-1].moment, removed)
         with progress_bar("reading from Milvus", last - after, "documents", show=last - after >= MANY) as advance:

@@ -93,7 +93,7 @@ class Facts(NamedTuple):
 
 
 def facts_rows(facts: Facts, writer: str) -> Iterator[MilvusRow]:
-    """Write facts as rows; `writer` names the index that alone may write to the collection."""
+    """Write facts as rows; only the index named `writer` may write the collection."""
     content = {"format": FORMAT, "writer": writer, "files": facts.files, "manifest": asdict(facts.manifest)}
     pieces = pieces_of(json.dumps(content))
     return (MilvusRow(FACTS + i, 0, len(pieces), piece) for i, piece in enumerate(pieces))
@@ -134,7 +134,7 @@ def _read_content(collection: Collection) -> dict[str, Any]:
 
 
 def document_rows(entries: list[Entry]) -> tuple[list[MilvusRow], list[MilvusRow]]:
-    """Write documents as rows with their vectors, and what does not fit into these as further ones."""
+    """Write documents as rows with vectors, and long contents as further rows."""
     rows, further = [], []
     for number, document, vector in entries:
         pieces = pieces_of(document.to_json())
@@ -144,7 +144,7 @@ def document_rows(entries: list[Entry]) -> tuple[list[MilvusRow], list[MilvusRow
 
 
 def read_documents(collection: Collection, first: int, last: int) -> dict[int, Document]:
-    """Read documents by number; one that is being removed may have lost a piece already, and is left out."""
+    """Read documents by number, without those that lost a piece by a removal."""
     rows = list(collection.rows_between(DOCUMENTS, first, last))
     contents = {row.number: [row.content] for row in rows}
     if any(row.part > 1 for row in rows):
@@ -160,7 +160,7 @@ def read_documents(collection: Collection, first: int, last: int) -> dict[int, D
 
 
 def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
-    """Write the passages of documents as rows with their vectors, and where they stand."""
+    """Write the passages of documents as rows with vectors and places."""
     if not reader.has_passages():
         return
     passages = reader.passages_of(entry.number for entry in entries)
@@ -173,7 +173,7 @@ def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
 def read_extents(
     collection: Collection, first: int, last: int, documents: Mapping[int, Document]
 ) -> dict[int, tuple[int, Passage]]:
-    """Read where the passages of some documents, from `first` to `last`, stand: number → its document's, and extent."""
+    """Read the places of passages: number → document's number and extent."""
     rows = collection.rows_between(PASSAGES, first, last, of_documents=True)
     return {row.number: (row.document, Passage(*json.loads(row.content))) for row in rows if row.document in documents}
 

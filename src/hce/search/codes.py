@@ -1,10 +1,10 @@
-"""Codes: four bits for every two dimensions of a vector, which a scan compares with a query 19 times as fast.
+"""Codes: four bits for every two or four dimensions of a vector, scanned with the processor's table lookups.
 
-The codes are those of product quantization. faiss scans them with the processor's table lookups. A scan orders vectors
-nearly as their inner products do, so the engine scores its first candidates again by the vectors themselves.
+The codes are those of product quantization, and faiss scans them. A scan orders vectors nearly as their inner products
+do, so the engine scores its first candidates again by the vectors themselves.
 
-Of very many vectors not all are scanned: the corpus's own tree leads to some of its leaves. One codebook serves with
-and without a tree. Everything is kept as plain arrays, for the readers of faiss trust what they read.
+Of very many vectors only some are scanned: the leaves of the corpus's own tree whose centroids are nearest to the
+query. Everything is kept as plain arrays, for the readers of faiss trust what they read.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import faiss
 import numpy as np
 
 from hce.progress import progress_bar
-from hce.search.engine_files import checked, checked_places, require_sound
+from hce.search.engine_files import checked, require_sound
 from hce.search.exact import Found
 from hce.search.rows import Rows
 from hce.tree.hierarchy import Hierarchy
 
-BITS, WIDTH = 4, 2  # of a code, and dimensions that share one
+BITS = 4  # of a code
+NARROW, WIDE = 2, 4  # dimensions that share a code; wide codes find less, and take half the memory
 SAMPLE, BLOCK = 16_384, 16  # vectors that the codebook is trained on, and how many of them lie together
 ROUNDS = 10  # of k-means; 25 lowered the error by one part in seventy
 AT_ONCE = 65_536  # vectors that are encoded at once
@@ -31,13 +32,7 @@ MOST = 4.0  # of a number in a codebook or a centroid: vectors are of length 1
 
 
 class Fit(NamedTuple):
-    """How well a codebook fits.
-
-    Attributes:
-        error: the mean squared error of the vectors that there were when it was trained.
-        added: how many were added since.
-        added_error: their mean squared error.
-    """
+    """How well a codebook fits: the mean squared error of its sample, and of the vectors added since."""
 
     error: float
     added: int = 0
@@ -46,7 +41,7 @@ class Fit(NamedTuple):
     def with_more(self, count: int, error: float) -> Fit:
         """Return the fit with so many more vectors, of so much squared error in all."""
         added = self.added + count
-        return self._replace(added=added, added_error=(self.added_error * self.added + error) / max(added, 1))
+        return Fit(self.error, added, (self.added_error * self.added + error) / max(added, 1))
 
     @property
     def has_drifted(self) -> bool:
@@ -55,11 +50,9 @@ class Fit(NamedTuple):
 
 
 class Routes(NamedTuple):
-    """The leaves of a tree, which lead a scan.
+    """The leaves of a tree, which lead a scan: centroids of shape (L, n), float32, and the leaf of each vector, int64.
 
-    Attributes:
-        leaves: centroids of shape (L, n), float32.
-        home: the leaf of each vector, of shape (N,), int64.
+    Equal vectors may be in two leaves, where one was added later or the tree balanced them.
     """
 
     leaves: np.ndarray
@@ -77,10 +70,10 @@ class Codes:
     """The codes of vectors, by row.
 
     Attributes:
-        codebook: of shape (M, 16, 2), float32; a code stands for two dimensions, the last one alone where they are odd.
+        codebook: of shape (M, 16, width), float32; a code stands for `width` dimensions, the last one for what is left.
         rows: the codes, of shape (N, bytes of one), uint8.
         fit: how well the codebook fits.
-        routes: the nodes that lead a scan; None where all codes are scanned.
+        routes: the leaves that lead a scan; None where all codes are scanned.
         probes: how many leaves a scan looks into.
     """
 
@@ -88,32 +81,38 @@ class Codes:
         self, codebook: np.ndarray, rows: Rows, fit: Fit, routes: Routes | None = None, probes: int = 1
     ) -> None:
         self.codebook, self.rows, self.fit, self.routes, self.probes = codebook, rows, fit, routes, probes
-        self._quantizer = _quantizer(codebook)
+        self._quantizer = faiss.ProductQuantizer(codebook.shape[0] * self.width, len(codebook), BITS)
+        faiss.copy_array_to_vector(np.ascontiguousarray(codebook).ravel(), self._quantizer.centroids)
         self._index = self._scanned(rows) if routes is None else self._routed(routes)
 
     @classmethod
-    def build(cls, vectors: np.ndarray, tree: Hierarchy | None) -> Codes:
+    def build(cls, vectors: np.ndarray, width: int, tree: Hierarchy | None = None) -> Codes:
         """Train a codebook on vectors of shape (N, n), and encode all of them; with a tree, let it lead scans."""
-        dim = _even(vectors.shape[1])
-        quantizer = faiss.ProductQuantizer(dim, dim // WIDTH, BITS)
+        parts = -(-vectors.shape[1] // width)
+        quantizer = faiss.ProductQuantizer(parts * width, parts, BITS)
         quantizer.cp.niter = ROUNDS
         # In blocks: around each row that is read of a mapped file, the system maps many pages.
         starts = range(0, len(vectors), max(BLOCK, len(vectors) * BLOCK // SAMPLE))
-        quantizer.train(_padded(np.concatenate([vectors[start : start + BLOCK] for start in starts])))
-        blocks, error = [], 0.0
+        sample = _padded(np.concatenate([vectors[start : start + BLOCK] for start in starts]), width)
+        quantizer.train(sample)
+        rows = np.empty((len(vectors), quantizer.code_size), np.uint8)
         with progress_bar("encoding vectors", len(vectors), "vectors") as advance:
             for start in range(0, len(vectors), AT_ONCE):
-                some = _padded(vectors[start : start + AT_ONCE])
-                blocks.append(quantizer.compute_codes(some))
-                error += _error(quantizer, some, blocks[-1])
+                some = _padded(vectors[start : start + AT_ONCE], width)
+                rows[start : start + len(some)] = quantizer.compute_codes(some)
                 advance(len(some))
-        codebook = faiss.vector_to_array(quantizer.centroids).reshape(-1, 1 << BITS, WIDTH)
-        routes = None if tree is None else Routes.of(tree)
-        return cls(codebook, Rows(np.concatenate(blocks)), Fit(error / len(vectors)), routes)
+        codebook = faiss.vector_to_array(quantizer.centroids).reshape(parts, 1 << BITS, width)
+        fit = Fit(_error(quantizer, sample, quantizer.compute_codes(sample)) / len(sample))
+        return cls(codebook, Rows(rows), fit, None if tree is None else Routes.of(tree))
+
+    @property
+    def width(self) -> int:
+        """How many dimensions share a code."""
+        return self.codebook.shape[2]
 
     def append(self, vectors: np.ndarray) -> None:
         """Encode more vectors, and let scans find them."""
-        padded = _padded(vectors)
+        padded = _padded(vectors, self.width)
         codes = self._quantizer.compute_codes(padded)
         self.fit = self.fit.with_more(len(codes), _error(self._quantizer, padded, codes))
         if self.routes is None:
@@ -126,17 +125,13 @@ class Codes:
 
     def scan(self, queries: np.ndarray, count: int) -> Found:
         """Find the rows of about the largest inner products; −1 where the leaves that were looked into hold fewer."""
-        if self.routes is None:
-            scores, rows = self._index.search(_padded(queries), count)
-        else:
-            probes = faiss.SearchParametersIVF(nprobe=self.probes)
-            scores, rows = self._index.search(_padded(queries), count, params=probes)
+        params = None if self.routes is None else faiss.SearchParametersIVF(nprobe=self.probes)
+        scores, rows = self._index.search(_padded(queries, self.width), count, params=params)
         return Found(rows, scores)
 
     def look_into(self, share: float) -> None:
         """Have scans look into a share of the leaves."""
-        if self.routes is not None:
-            self.probes = max(1, math.ceil(share * len(self.routes.leaves)))
+        self.probes = 1 if self.routes is None else max(1, math.ceil(share * len(self.routes.leaves)))
 
     # ------------------------------------------------------------------------------------------------- on disk
 
@@ -162,17 +157,18 @@ class Codes:
         Raises:
             ValueError: the arrays do not fit together, or faiss could not bear them.
         """
-        (count, dim), parts = shape, _even(shape[1]) // WIDTH
-        codebook = _bounded(checked(arrays["codebook"], np.float32, (parts, 1 << BITS, WIDTH)))
+        count, dim = shape
+        codebook = checked(arrays["codebook"], np.float32, (None, 1 << BITS, None), -MOST, MOST)
+        parts, _, width = codebook.shape
+        require_sound(width in (NARROW, WIDE) and parts == -(-dim // width), f"a codebook of {parts} × {width}")
         require_sound(codes.shape == (count, (parts * BITS + 7) // 8), f"codes of shape {codes.shape}")
         error, added, added_error = checked(arrays["fit"], np.float64, (3,)).tolist()
         fit = Fit(error, int(added), added_error)
         if "leaves" not in arrays:
             return cls(codebook, Rows(codes), fit)
-        leaves = _bounded(checked(arrays["leaves"], np.float32, (None, dim)))
-        home = checked_places(arrays["home"], count, len(leaves))
-        (probes,) = checked(arrays["probes"], np.int64, (1,)).tolist()
-        require_sound(1 <= probes <= len(leaves), f"{probes} of {len(leaves)} leaves")
+        leaves = checked(arrays["leaves"], np.float32, (None, dim), -MOST, MOST)
+        home = checked(arrays["home"], np.int64, (count,), 0, len(leaves) - 1)
+        (probes,) = checked(arrays["probes"], np.int64, (1,), 1, len(leaves)).tolist()
         return cls(codebook, Rows(codes), fit, Routes(leaves, home), probes)
 
     # ------------------------------------------------------------------------------------------------- in faiss
@@ -180,11 +176,9 @@ class Codes:
     def _scanned(self, rows: Rows) -> faiss.IndexPQFastScan:
         """Make faiss's index of codes in rows, all of which are scanned."""
         plain = faiss.IndexPQ(self._quantizer.d, self._quantizer.M, BITS, faiss.METRIC_INNER_PRODUCT)
-        plain.pq, plain.is_trained, plain.ntotal = self._quantizer, True, len(rows)
-        plain.codes.resize(len(rows) * plain.code_size)
-        target = faiss.rev_swig_ptr(plain.codes.data(), plain.codes.size()).reshape(rows.shape)
-        for start, block in rows.blocks():
-            target[start : start + len(block)] = block
+        plain.pq, plain.is_trained = self._quantizer, True
+        for _, block in rows.blocks():
+            plain.add_sa_codes(block)
         return faiss.IndexPQFastScan(plain)
 
     def _routed(self, routes: Routes) -> faiss.IndexIVFPQFastScan:
@@ -192,7 +186,7 @@ class Codes:
 
         The leaves' centroids are found by their codes, too.
         """
-        quantizer, leaves = self._quantizer, _padded(routes.leaves)
+        quantizer, leaves = self._quantizer, _padded(routes.leaves, self.width)
         self._finder = self._scanned(Rows(quantizer.compute_codes(leaves)))
         plain = faiss.IndexIVFPQ(self._finder, quantizer.d, len(leaves), quantizer.M, BITS, faiss.METRIC_INNER_PRODUCT)
         plain.by_residual, plain.pq, plain.is_trained = False, quantizer, True
@@ -203,27 +197,12 @@ class Codes:
         return faiss.IndexIVFPQFastScan(plain)
 
 
-def _quantizer(codebook: np.ndarray) -> faiss.ProductQuantizer:
-    quantizer = faiss.ProductQuantizer(len(codebook) * WIDTH, len(codebook), BITS)
-    faiss.copy_array_to_vector(np.ascontiguousarray(codebook).ravel(), quantizer.centroids)
-    return quantizer
-
-
-def _bounded(array: np.ndarray) -> np.ndarray:
-    require_sound(bool((np.abs(array) <= MOST).all()), "a centroid that is too far away")
-    return array
-
-
 def _error(quantizer: faiss.ProductQuantizer, vectors: np.ndarray, codes: np.ndarray) -> float:
     """Return the sum of the squared errors of codes."""
     return float(((quantizer.decode(codes) - vectors) ** 2).sum())
 
 
-def _even(dim: int) -> int:
-    return dim + dim % WIDTH
-
-
-def _padded(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors in one piece, of an even number of dimensions."""
+def _padded(vectors: np.ndarray, width: int) -> np.ndarray:
+    """Return vectors in one piece, of a number of dimensions that `width` divides."""
     rows = np.ascontiguousarray(vectors, dtype=np.float32)
-    return np.pad(rows, ((0, 0), (0, 1))) if rows.shape[1] % WIDTH else rows
+    return np.pad(rows, ((0, 0), (0, -rows.shape[1] % width))) if rows.shape[1] % width else rows

@@ -17,7 +17,7 @@ import faiss
 import numpy as np
 
 from hce.errors import InputError
-from hce.search.codes import Codes
+from hce.search.codes import NARROW, WIDE, Codes
 from hce.search.engine_files import (
     as_format_error,
     checked,
@@ -38,17 +38,19 @@ ELSEWHERE = ("milvus",)
 """Engines that are no part of this process, and have an address: see `hce.milvus.engine`."""
 
 CODED_FROM = 10_000  # vectors; scoring each of fewer takes less than a third of a millisecond
-ROUTED_FROM = 2_000_000  # vectors; the codes of fewer are all scanned
+WIDE_FROM = 200_000  # vectors; a scan of more is faster with wide codes, though it needs more candidates
+ROUTED_FROM = 4_000_000  # vectors; the codes of fewer are all scanned, in 2 ms a million
 GROWN = 4  # times as many vectors: then the engine is built again
 FEW = 20_000  # vectors that a filter leaves; scoring each of fewer takes no longer than a scan
 MARGIN, SPARE = 1.25, 16  # candidates beyond those wanted, which show whether the last place is shared
 FILES = 3  # the format of an engine on disk
 VECTORS, CODES = "vectors.npy", "codes.npy"
 
-# How many candidates are scored again is found by documents that are asked for their neighbors.
-ASKED, K = 256, 10
+# How many candidates are scored again is found by questions: documents moved as far as they lie from their mean. To
+# leaves, real questions are as hard as documents moved twice as far (docs/LOG.md).
+ASKED, K = 128, 10
 WANTED = 0.995  # of the ten nearest
-RESCORED = (100, 160, 320, 640, 1280, 2560)  # candidates, of which as few as do are chosen
+RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # candidates, of which few are chosen
 PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95
 
 
@@ -141,7 +143,16 @@ def new_engine(
         InputError: there is no such engine.
     """
     _check_name(name)
-    return VectorEngine.build(name, numbers, vectors.reshape(-1, dim), hierarchy)
+    vectors = vectors.reshape(-1, dim)
+    engine = VectorEngine(name, numbers, Rows(vectors))
+    if name == "exact" or len(numbers) < CODED_FROM:
+        return engine
+    is_routed = wants_tree(name, len(numbers))
+    tree = (hierarchy or Hierarchy.build(vectors, progress=None)) if is_routed else None
+    for width in (WIDE, NARROW) if len(numbers) >= WIDE_FROM else (NARROW,):
+        if engine.searches_by(Codes.build(vectors, width, tree)):
+            break
+    return engine
 
 
 def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
@@ -152,7 +163,21 @@ def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
         FormatError: the files are damaged or of another shape; build the engine again.
     """
     _check_name(name)
-    return VectorEngine.load(name, Path(folder), dim)
+    folder = Path(folder)
+    with as_format_error(folder):
+        arrays = read_arrays(folder)
+        vectors, numbers = mapped(folder / VECTORS, np.float32), checked_numbers(arrays["numbers"], "numbers")
+        require_sound(vectors.shape == (len(numbers), dim), f"vectors of shape {vectors.shape} are not of length {dim}")
+        engine = VectorEngine(name, numbers, _mapped_twice(folder / VECTORS))
+        (engine.built,) = checked(arrays["built"], np.int64, (1,)).tolist()
+        if "codebook" in arrays and name != "exact":
+            engine.codes = Codes.of_arrays(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
+            rescored, recall = checked(
+                arrays["quality"], np.float64, (2,), 0, RESCORED[engine.codes.width][-1]
+            ).tolist()
+            require_sound(rescored >= K, f"{rescored} candidates")
+            engine.quality = Quality(int(rescored), recall)
+    return engine
 
 
 def _check_name(name: str) -> None:
@@ -168,14 +193,11 @@ class Quality(NamedTuple):
 
     Attributes:
         rescored: how many candidates a search for ten scores again; one for k, 2·(k − 10) more.
-        recall: the share of the ten nearest that documents of the index found.
+        recall: the share of their ten nearest that questions made of documents found.
     """
 
     rescored: int
     recall: float
-
-
-EXACT = Quality(K, 1.0)
 
 
 class VectorEngine:
@@ -191,24 +213,12 @@ class VectorEngine:
     def __init__(self, name: str, numbers: np.ndarray, vectors: Rows) -> None:
         self.name = name
         self.codes: Codes | None = None
-        self.quality = EXACT
+        self.quality = Quality(K, 1.0)
         self.built = len(numbers)
         self._numbers = numbers
         self._vectors = vectors
         self._live: np.ndarray | None = None  # which rows were not removed since the last snapshot; None for all
         self._count = len(numbers)  # of these
-
-    @classmethod
-    def build(cls, name: str, numbers: np.ndarray, vectors: np.ndarray, tree: Hierarchy | None = None) -> VectorEngine:
-        """Build an engine of these vectors; `new_engine` says what the arguments are."""
-        engine = cls(name, numbers, Rows(vectors))
-        if engine._has_codes():
-            tree = (tree or Hierarchy.build(vectors, progress=None)) if wants_tree(name, len(numbers)) else None
-            engine.codes = Codes.build(vectors, tree)
-            engine.quality = engine._calibrated(engine.codes)
-            if tree is None and engine.quality.recall < WANTED:  # of few dimensions, where many vectors share a code
-                engine.codes, engine.quality = None, EXACT
-        return engine
 
     def __len__(self) -> int:
         return self._count
@@ -226,9 +236,6 @@ class VectorEngine:
         if self.codes is not None:
             facts |= {**self.quality._asdict(), **({"renewed_from": 0} if self.codes.fit.has_drifted else {})}
         return facts
-
-    def _has_codes(self) -> bool:
-        return self.name != "exact" and len(self._numbers) >= CODED_FROM
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
         """Append rows, with codes by the codebook that there is."""
@@ -321,24 +328,45 @@ class VectorEngine:
         found.numbers[place, : len(order)] = self._numbers[rows[order]]
         found.scores[place, : len(order)] = scores[order]
 
-    def _calibrated(self, codes: Codes) -> Quality:
-        """Find how many leaves to look into and how many candidates to score again, by documents as queries."""
-        asked = np.sort(np.random.default_rng(0).choice(len(self), min(ASKED, len(self)), replace=False))
-        queries, count = self._vectors[asked], min(RESCORED[-1], len(self))
-        least = self._exactly(queries, min(K + 1, len(self)), None, len(self)).scores[:, -1]
-        for share in PROBES if codes.routes is not None else (1.0,):
-            codes.look_into(share)
-            rows = codes.scan(queries, count).numbers
-            scores = np.stack(
-                [inner_products(self._vectors[each], query) for each, query in zip(rows, queries, strict=True)]
-            )
-            # How many of a document's nearest, itself left out, are among the first candidates.
-            near = np.cumsum((scores >= least[:, None] - SLACK) & (rows >= 0), axis=1)
-            recalls = (near - 1).clip(0, K).mean(axis=0) / K
-            if recalls[-1] >= WANTED_ROUTED:
-                break
-        enough = [rescored for rescored in RESCORED if recalls[min(rescored, count) - 1] >= WANTED * recalls[-1]]
-        return Quality(enough[0], float(recalls[min(enough[0], count) - 1]))
+    def searches_by(self, codes: Codes) -> bool:
+        """Set how searches use codes, and use them if they find enough; codes that a tree leads are used anyway.
+
+        Among few dimensions, many vectors share a code.
+        """
+        questions, shown = self._questions(1.0), None
+        if codes.routes is not None:
+            hard = self._questions(2.0)
+            for share in PROBES:
+                codes.look_into(share)
+                shown = self._recalls(codes, hard)
+                if shown[-1] >= WANTED_ROUTED:
+                    break
+        recalls = self._recalls(codes, questions)
+        place = int(np.argmax(recalls >= WANTED * recalls[-1]))
+        if shown is None and recalls[place] < WANTED:
+            return False
+        rescored, recall = RESCORED[codes.width][place], (recalls if shown is None else shown)[place]
+        self.codes, self.quality = codes, Quality(rescored, float(recall))
+        return True
+
+    def _questions(self, far: float) -> tuple[np.ndarray, np.ndarray]:
+        """Move documents `far` times as far as they lie from their mean, and find the score of each one's tenth."""
+        rng = np.random.default_rng(0)
+        rows = self._vectors[np.sort(rng.choice(len(self), min(ASKED, len(self)), replace=False))]
+        step = far * np.sqrt(rows.var(axis=0).mean())
+        moved = (rows + step * rng.standard_normal(rows.shape)).astype(np.float32)
+        queries = moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-9)
+        return queries, self._exactly(queries, min(K, len(self)), None, len(self)).scores[:, -1]
+
+    def _recalls(self, codes: Codes, questions: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        """Return the share of the ten nearest that is among the candidates, by how many are scored again."""
+        found = codes.scan(questions[0], min(RESCORED[codes.width][-1], len(self))).numbers
+        near = [
+            (inner_products(self._vectors[rows], query) >= least - SLACK) & (rows >= 0)
+            for query, least, rows in zip(*questions, found, strict=True)
+        ]
+        shares = np.cumsum(near, axis=1).clip(0, K).mean(axis=0) / K
+        return np.array([shares[:count][-1] for count in RESCORED[codes.width]])
 
     # ------------------------------------------------------------------------------------------------- on disk
 
@@ -351,31 +379,13 @@ class VectorEngine:
             self.codes.rows.write(folder / CODES, kept)
             self.codes = self.codes.from_file(mapped(folder / CODES, np.uint8), kept)
             arrays = {**self.codes.arrays(), "quality": np.array(self.quality, np.float64)}
-        self._vectors, self._live = Rows(mapped(folder / VECTORS, np.float32)), None
+        self._vectors, self._live = _mapped_twice(folder / VECTORS), None
         arrays |= {"numbers": self._numbers, "built": np.array([self.built], np.int64)}
         write_arrays(folder, arrays, *([] if self.codes is None else [CODES]), VECTORS)
 
-    @classmethod
-    def load(cls, name: str, folder: Path, dim: int) -> VectorEngine:
-        """Read what `save` wrote.
 
-        Raises:
-            FormatError: it is damaged, or not there.
-        """
-        with as_format_error(folder):
-            arrays = read_arrays(folder)
-            vectors, numbers = mapped(folder / VECTORS, np.float32), checked_numbers(arrays["numbers"], "numbers")
-            require_sound(vectors.shape[1] == dim, f"vectors of length {vectors.shape[1]} are not of length {dim}")
-            require_sound(len(vectors) == len(numbers), f"{len(vectors)} vectors and {len(numbers)} numbers")
-            engine = cls(name, numbers, Rows(vectors))
-            (engine.built,) = checked(arrays["built"], np.int64, (1,)).tolist()
-            if "codebook" not in arrays or name == "exact":
-                return engine
-            engine.codes = Codes.of_arrays(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
-            rescored, recall = checked(arrays["quality"], np.float64, (2,)).tolist()
-            require_sound(K <= rescored <= RESCORED[-1], f"{rescored} candidates")
-            engine.quality = Quality(int(rescored), recall)
-        return engine
+def _mapped_twice(path: Path) -> Rows:
+    return Rows(mapped(path, np.float32), mapped(path, np.float32, scattered=True))
 
 
 def _down_to(

@@ -5,6 +5,7 @@ The readers of faiss trust what they read, so none of them is used.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,38 +39,40 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
     return load_file(plain_path(folder / ARRAYS))
 
 
-def mapped(path: Path, dtype: DTypeLike) -> np.ndarray:
+def mapped(path: Path, dtype: DTypeLike, *, scattered: bool = False) -> np.ndarray:
     """Map rows of a type into memory; call it within `as_format_error`.
+
+    Args:
+        path: of the file.
+        dtype: the type.
+        scattered: rows will be read here and there, so the system shall not read ahead.
 
     Raises:
         ValueError: the file holds something else, or less than it says.
     """
     rows: np.ndarray = np.load(plain_path(path), mmap_mode="r", allow_pickle=False)
     require_sound(rows.dtype == dtype and rows.ndim == 2 and rows.flags.c_contiguous, f"{path.name} has no such rows")
+    if scattered and isinstance(rows.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        rows.base.madvise(mmap.MADV_RANDOM)
     return rows
 
 
-def checked(array: np.ndarray, dtype: DTypeLike, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Return an array that was read if it has a type and a shape, and no NaN; None stands for any length.
+def checked(
+    array: np.ndarray,
+    dtype: DTypeLike,
+    shape: tuple[int | None, ...],
+    least: float = -np.inf,
+    most: float = np.inf,
+) -> np.ndarray:
+    """Return an array that was read if it has a type and a shape, and numbers within bounds; None is any length.
 
     Raises:
-        ValueError: it is another one.
+        ValueError: it is another one, or has NaN or infinity.
     """
-    fits = len(shape) == array.ndim and all(
-        want in (None, have) for want, have in zip(shape, array.shape, strict=False)
-    )
+    fits = len(shape) == array.ndim and all(w in (None, h) for w, h in zip(shape, array.shape, strict=True))
     require_sound(array.dtype == dtype and fits, f"an array of shape {array.shape} and {array.dtype}")
-    require_sound(bool(np.isfinite(array).all()), "an array with NaN or infinity")
-    return array
-
-
-def checked_places(array: np.ndarray, count: int, places: int) -> np.ndarray:
-    """Return an array that was read if it holds `count` of the numbers from 0 to below `places`.
-
-    Raises:
-        ValueError: it holds others.
-    """
-    require_sound(bool(((checked(array, np.int64, (count,)) >= 0) & (array < places)).all()), "a place that is none")
+    within = np.isfinite(array) & (array >= least) & (array <= most)
+    require_sound(bool(within.all()), "an array with a number out of bounds")
     return array
 
 
@@ -79,9 +82,8 @@ def checked_numbers(array: np.ndarray, name: str) -> np.ndarray:
     Raises:
         ValueError: they do not rise, or one is below 0.
     """
-    require_sound(array.dtype == np.int64 and array.ndim == 1, f"{name} is no row of numbers")
-    rising = bool((np.diff(array) > 0).all()) and bool((array[:1] >= 0).all())
-    require_sound(rising, f"{name} do not rise, or one is below 0")
+    is_rising = bool((np.diff(checked(array, np.int64, (None,), 0)) > 0).all())
+    require_sound(is_rising, f"{name} do not rise")
     return array
 
 

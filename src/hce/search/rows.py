@@ -11,10 +11,15 @@ AT_ONCE = 65_536  # rows
 
 
 class Rows:
-    """Rows of one width and type: those of an array that is never changed, and more behind them."""
+    """Rows of one width and type: those of an array that is never changed, and more behind them.
 
-    def __init__(self, base: np.ndarray) -> None:
+    A file may be mapped twice. Where the system reads ahead of every row that is picked, a search of five million
+    vectors reads 256 MB from a cold disk, else 1.4 MB. Reading all rows in order needs what it reads ahead.
+    """
+
+    def __init__(self, base: np.ndarray, scattered: np.ndarray | None = None) -> None:
         self._base = base
+        self._scattered = base if scattered is None else scattered  # the same rows, to pick some of
         self._more = np.empty((0, base.shape[1]), base.dtype)  # with room for rows to come
         self._count = len(base)
 
@@ -39,10 +44,10 @@ class Rows:
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         """Copy some rows, of shape (m,), int64."""
         if self._count == len(self._base):
-            return np.asarray(self._base[rows])
+            return np.asarray(self._scattered[rows])
         is_more = rows >= len(self._base)
         found = np.empty((len(rows), self._base.shape[1]), self._base.dtype)
-        found[~is_more] = self._base[rows[~is_more]]
+        found[~is_more] = self._scattered[rows[~is_more]]
         found[is_more] = self._more[rows[is_more] - len(self._base)]
         return found
 

@@ -1,7 +1,7 @@
 """Searches by our engine beside other libraries: recall and processor time of one thread, queries one by one.
 
     python -m hce_lab search vectors DATASET [--documents VECTORS.npy] [--rivals codes scann hnswlib hnsw usearch]
-    python -m hce_lab search hybrid INDEX DATASET        hybrid and dense searches of an index, end to end
+    python -m hce_lab search hybrid INDEX DATASET        searches of an index and of LanceDB, end to end
 
 DATASET is a BEIR folder with real queries; `--documents` replaces its documents by other vectors, such as those of
 `hce_lab cluster make`. Recall@10 is the share of the exact ten best that is found, by scores: of equal documents any
@@ -25,14 +25,14 @@ import numpy as np
 from hce.data.judgments import Dataset
 from hce.encoding.encoder import Encoder
 from hce.index.index import Index
-from hce.search.engine import VectorEngine
+from hce.search.engine import load_engine, new_engine
 from hce.tree.hierarchy import Hierarchy
 
 K = 10
 AT_ONCE = 100_000  # documents
 TIMED, TURNS = 200, 3  # queries asked one by one, and how often
 NEIGHBORS, CONSTRUCTION = 32, 100  # of graphs
-SCANNED = (0.05, 0.1, 0.25, 0.5, 1.0)  # of ScaNN's leaves
+SCANNED = (0.05, 0.1, 0.25, 0.5, 0.7, 1.0)  # of ScaNN's leaves
 BREADTHS = (20, 50, 100, 200, 400, 800)  # of a search in a graph
 
 
@@ -79,17 +79,18 @@ def load(dataset: str, documents: str | None, most: int) -> Task:
 def codes(task: Task, tree: Path | None) -> list[Rival]:
     """Our engine as it is set when it is built, saved and loaded, so that its vectors are mapped."""
     hierarchy = Hierarchy.load(tree) if tree else None
-    built = VectorEngine.build("codes", np.arange(len(task.documents)), task.documents, hierarchy)
-    folder = tempfile.mkdtemp(prefix="hce-search-")
-    built.save(Path(folder))
-    engine = VectorEngine.load("codes", Path(folder), task.documents.shape[1])
-    print(f"codes: {engine.quality}", flush=True)
+    folder, dim = Path(tempfile.mkdtemp(prefix="hce-search-")), task.documents.shape[1]
+    numbers = np.arange(len(task.documents))
+    new_engine("codes", dim, numbers=numbers, vectors=task.documents, hierarchy=hierarchy).save(folder)
+    engine = load_engine("codes", folder, dim)
+    print(f"codes: {engine.facts()}", flush=True)
     return [Rival("codes", lambda query: engine.search(query, K).numbers[0])]
 
 
 def exact(task: Task, tree: Path | None) -> list[Rival]:
     """Our engine without codes."""
-    engine = VectorEngine.build("exact", np.arange(len(task.documents)), task.documents)
+    numbers, dim = np.arange(len(task.documents)), task.documents.shape[1]
+    engine = new_engine("exact", dim, numbers=numbers, vectors=task.documents)
     return [Rival("exact", lambda query: engine.search(query, K).numbers[0])]
 
 
@@ -192,21 +193,43 @@ def vectors(task: Task, kinds: Sequence[str], tree: Path | None) -> None:
 
 
 def hybrid(folder: str, dataset: str) -> None:
-    """Print the time of `Index.search`, hybrid and dense, one query at a time."""
+    """Print the time of `Index.search` and of LanceDB with the same vectors and texts, one query at a time."""
     data = Dataset.load(Path(dataset), "test")
     texts = [data.queries[name].text for name in list(data.qrels)[:TIMED]]
     with Index.open(folder) as index:
-        for mode in ("dense", "hybrid", "words"):
-            index.search(texts[0], K, mode=mode)
-        turns = [
-            [
-                processor(lambda m=mode: [index.search(text, K, mode=m) for text in texts])
-                for mode in ("dense", "hybrid")
-            ]
-            for _ in range(TURNS)
-        ]
-    dense, both = (1000 * np.median([turn[place] for turn in turns]) / len(texts) for place in (0, 1))
-    print(f"dense {dense:.2f} ms, hybrid {both:.2f} ms, {both / dense:.2f} times as long")
+        searches = {
+            f"hce, {mode}": lambda text, m=mode: index.search(text, K, mode=m)  # type: ignore[misc]
+            for mode in ("dense", "words", "hybrid")
+        }
+        if importlib.util.find_spec("lancedb") is None:
+            print("LanceDB is left out: not installed (pip install lancedb)")
+        else:
+            searches |= lancedb(index, list(data.corpus.texts()))
+        for search in searches.values():
+            search(texts[0])
+        times = [[processor(lambda s=each: [s(t) for t in texts]) for each in searches.values()] for _ in range(TURNS)]  # type: ignore[misc]
+    for name, seconds in zip(searches, np.median(times, axis=0), strict=True):
+        print(f"{name:20} {1000 * seconds / len(texts):8.2f} ms")
+
+
+def lancedb(index: Index, texts: list[str]) -> dict[str, Callable[[str], object]]:
+    """Put texts into LanceDB with an inverted file of codes and an index of words, as it makes them by default."""
+    import lancedb as library
+
+    encode, start = index.encoder.encode, time.process_time()
+    rows = [{"text": text, "vector": vector} for text, vector in zip(texts, encode(texts), strict=True)]
+    table = library.connect(tempfile.mkdtemp(prefix="hce-search-")).create_table("documents", rows)
+    table.create_index(metric="cosine")
+    table.create_fts_index("text")
+    print(f"LanceDB: built in {time.process_time() - start:.1f} s", flush=True)
+
+    def dense(text: str) -> object:
+        return table.search(encode([text], "query")[0]).limit(K).to_list()
+
+    def both(text: str) -> object:
+        return table.search(query_type="hybrid").vector(encode([text], "query")[0]).text(text).limit(K).to_list()
+
+    return {"LanceDB, dense": dense, "LanceDB, hybrid": both}
 
 
 def main() -> None:
