@@ -251,7 +251,7 @@ class Trainer:
         return vectors
 
     def _embed_by_length(self, column: _Column) -> Tensor:
-        """Encode texts of like length together, so that little is padding; a table pads nothing."""
+        """Encode texts of like length together to save padding; a table pads nothing."""
         side, texts = column
         if self.encoder.is_table:
             return self.encoder.embed(self.encoder.tokenize(texts, side), side)
@@ -298,7 +298,7 @@ class Trainer:
 
 @contextmanager
 def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
-    """Keep an encoder's embeddings and a share of its layers, from below, out of training in this block."""
+    """Keep embeddings and a share of the layers out of training in this block."""
     kept = [each for each in _lower_parameters(encoder.model, frozen) if each.requires_grad] if frozen else []
     for parameter in kept:
         parameter.requires_grad_(False)
@@ -310,7 +310,7 @@ def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
 
 
 def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
-    """List what comes before the layers that are trained; nothing where there are no layers."""
+    """List what comes before the layers that are trained; nothing without layers."""
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
     if not stacks:
         return []
@@ -320,7 +320,7 @@ def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
 
 
 def fast_attention(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context of the faster attention: on a processor, plain products, for the sake of the backward pass."""
+    """Choose plain products on a processor: faster backward than fused attention."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
