@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +167,32 @@ def test_rows_of_a_mapped_file_do_not_stay_in_memory(monkeypatch, tmp_path, of_s
         assert of_files() - before < vectors.nbytes / 4
     np.testing.assert_allclose(taken.numpy(), vectors[order], atol=1e-6)
     np.testing.assert_allclose(torch.cat(spans).numpy(), vectors, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- arenas
+
+HEAPS_OF_NINE_THREADS = """
+import ctypes, sys, threading
+from hce.memory import use_few_arenas
+use_few_arenas()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
+gate = threading.Barrier(8)
+def work():
+    gate.wait()
+    libc.malloc(1000)
+    gate.wait()
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's malloc")
+def test_threads_share_what_others_have_freed(tmp_path):
+    """By default each of these threads has an arena of its own."""
+    subprocess.run([sys.executable, "-c", HEAPS_OF_NINE_THREADS, str(tmp_path / "info.xml")], check=True)
+    assert (tmp_path / "info.xml").read_text().count("<heap nr=") == memory.ARENAS

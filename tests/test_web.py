@@ -1217,6 +1217,22 @@ def test_connections_are_counted_by_address_or_network():
     assert _network("testclient") == "testclient"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such limit")
+@pytest.mark.parametrize(("files", "connections"), [(64, 32), (1024, 512), (4096, 512)])
+def test_connections_fit_the_files_that_may_be_open(files, connections):
+    """With those that are accepted at once before one can make room, they leave 20 files to the index."""
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))\n"
+        "from hce.web.connection import BACKLOG, CONNECTIONS, CONNECTIONS_OF_AN_ADDRESS as near\n"
+        "print(CONNECTIONS, near, BACKLOG)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    most, near, at_once = map(int, said.split())
+    assert most == connections
+    assert near <= 256
+    assert most + at_once + 20 <= files
+
+
 def test_stopping_with_work_under_way_is_quiet(index, monkeypatch, caplog, capfd):
     monkeypatch.setattr("hce.web.app.SECONDS_TO_END", 0.2)
     release = threading.Event()

@@ -19,7 +19,7 @@ import pytest
 
 from hce.files import write_json
 from hce.index.index import Index
-from hce_lab.benchmarks.torture import children, damage, inputs, kills, requests, soak
+from hce_lab.benchmarks.torture import children, damage, inputs, kills, outages, requests, soak
 from hce_lab.benchmarks.torture.faults import Fault
 from hce_lab.benchmarks.torture.samples import documents_of, random_contents, tiny_encoder
 from hce_lab.benchmarks.torture.tally import HANG, LOST, TRACEBACK, WRONG, Tally
@@ -140,6 +140,39 @@ def test_calls_fail_when_they_are_to(tmp_path, call):
     assert fault.met() >= 1
     assert "cannot be written (No space left on device)" in ending.said
     assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------- loss of power
+
+
+@pytest.fixture
+def disk(tmp_path):
+    disk = outages.Disk(tmp_path)
+    try:
+        disk.make()
+    except OSError as error:
+        pytest.skip(f"needs root and a loop device: {error}")
+    yield disk
+    disk.remove()
+
+
+@pytest.mark.parametrize("how", [outages.WITH_JOURNAL, outages.WITHOUT_JOURNAL])
+def test_an_outage_loses_what_is_not_synced_and_nothing_else(disk, how):
+    (disk.place / "settled").write_text("x")
+    disk.settle()
+    with (disk.place / "synced").open("w") as synced, (disk.place / "not synced").open("w") as other:
+        for file in (synced, other):
+            file.write("x" * 10_000)
+            file.flush()
+        os.fsync(synced.fileno())
+        disk.fail(how)
+        with pytest.raises(OSError, match="Input/output error"):
+            (disk.place / "later").touch()
+    disk.recover()
+    assert (disk.place / "settled").read_text() == "x"
+    assert (disk.place / "synced").read_text() == "x" * 10_000
+    lost = disk.place / "not synced"
+    assert not lost.exists() or lost.read_bytes().strip(b"\0") == b""
 
 
 # ------------------------------------------------------------------------------------------------- strangers

@@ -95,7 +95,7 @@ def read_json_value(path: str | Path) -> Any:
         return json.loads(read_bytes(path).decode(), parse_constant=lambda name: None)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError, MemoryError) as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: damaged ({str(error) or type(error).__name__})") from error
 
 

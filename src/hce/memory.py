@@ -7,6 +7,7 @@ them back.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,9 @@ from hce.errors import InputError
 UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 MiB = 1 << 20
 CODED = 4  # dimensions of a vector in a byte of its code
+
+ARENAS = 2  # of glibc's malloc; by default there are 8 for each core
+M_ARENA_MAX = -8
 
 HELD = 1024 * MiB  # of vectors, or of what clustering keeps of them, before they are read from a file
 
@@ -45,6 +49,16 @@ def taken_so_far() -> int:
     except ImportError:  # Windows
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def use_few_arenas() -> None:
+    """Let threads share memory that others have freed; call this before there are threads.
+
+    glibc gives each thread an arena of its own, from which freed memory does not go to other threads.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, ARENAS)
 
 
 def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:

@@ -48,7 +48,9 @@ def serve(
     import webbrowser
 
     from hce.index.index import Index
+    from hce.memory import use_few_arenas
 
+    use_few_arenas()
     with Index.open(path) as index:
         with progress_bar("loading", None, "modules"):  # which takes seconds: after the index is found
             from hce.web.app import Server, create_app, listen, url_of

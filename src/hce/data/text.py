@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ WORD_OR_MARK = re.compile(rf"[\w{COMBINING}]+|[^\w\s{COMBINING}]")
 LOOK_BACK = 4  # the last quarter of a passage is where it may end, and where the next may begin
 OVERLAP = 8  # an eighth of a passage, at the least, is in the next one too
 SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]|\n\s*")
+READ_AT_ONCE = 1 << 20  # characters; tokenizers need a hundred times as much memory
 
 
 class Span(NamedTuple):
@@ -56,6 +57,21 @@ def cut_span(text: str, length: int, place: float, offsets: Offsets | None = Non
     start = min(int(place * (len(pieces) - length + 1)), len(pieces) - length)
     first, last = pieces[start][0], pieces[start + length - 1][1]
     return Span(text[first:last], f"{text[:first].rstrip()} {text[last:].lstrip()}".strip())
+
+
+def text_pieces(text: str) -> Iterator[str]:
+    """Cut a long text into pieces for a tokenizer, before blanks: tokens do not go across these.
+
+    Only a word of more than a million characters is cut within.
+    """
+    start = 0
+    while len(text) - start > READ_AT_ONCE:
+        stop = text.rfind(" ", start + 1, start + READ_AT_ONCE)
+        stop = stop if stop > 0 else text.rfind("\n", start + 1, start + READ_AT_ONCE)
+        stop = stop if stop > 0 else start + READ_AT_ONCE
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
 
 
 def first_words(text: str, count: int) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 
 from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
+from hce.data.text import READ_AT_ONCE
 from hce.encoding.bundled import (
     BUNDLED,
     load_minilm,
@@ -54,6 +55,7 @@ from hce.encoding.tables import (
     require_row_for_each_token,
     token_bags,
     token_ids,
+    token_offsets,
     tokenizer_json,
     window_of,
 )
@@ -245,7 +247,7 @@ class Encoder:
         """
         tokenizer = self.tokenizer
         if not _is_of_transformer(tokenizer):
-            return [tuple(span) for span in tokenizer.encode(text, add_special_tokens=False).offsets]
+            return [tuple(span) for span in token_offsets(tokenizer, text).tolist()]
         if not tokenizer.is_fast:
             raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
         options = {"return_offsets_mapping": True, "add_special_tokens": False, "truncation": False}
@@ -320,7 +322,7 @@ class Encoder:
             bags = token_bags(token_ids(self.tokenizer, [(prompt or "") + text for text in texts], self._token_memo))
             features = {"input_ids": torch.from_numpy(bags.rows), "offsets": torch.from_numpy(bags.starts)}
         else:
-            features = self.model.preprocess(list(texts), prompt=prompt, task=side)
+            features = self.model.preprocess(self._beginnings(texts), prompt=prompt, task=side)
         return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
 
     def embed(self, features: dict[str, Any], side: Side) -> Tensor:
@@ -345,7 +347,7 @@ class Encoder:
         tokenizer = self.tokenizer
         limit = self._first.model.max_seq_length or tokenizer.model_max_length
         options = {"truncation": True, "max_length": limit if limit < NO_LIMIT else None}
-        return list(tokenizer(list(texts), **options)["input_ids"])
+        return list(tokenizer(self._first._beginnings(texts), **options)["input_ids"])
 
     def encode(
         self,
@@ -515,6 +517,16 @@ class Encoder:
             count = max(1, budget // max(int(lengths[order[0]]), 1))
             yield order[:count]
             order = order[count:]
+
+    def _beginnings(self, texts: Sequence[str]) -> list[str]:
+        """Return the first million characters of each text to a transformer, which reads some hundred tokens of them.
+
+        The tokenizer would take apart all of a text before it cuts it, and end the process where memory is short.
+        """
+        if self._parts or not self.has_states or self.tokenizer.truncation_side != "right":
+            return list(texts)
+        limit = self.model.max_seq_length or self.tokenizer.model_max_length
+        return [text[:READ_AT_ONCE] for text in texts] if limit < NO_LIMIT else list(texts)
 
 
 def _is_of_transformer(tokenizer: Any) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from hce.checksums import CHECKSUMS, require_undamaged
 from hce.contained import is_file, plain_path, read_json_value, require_inside
 from hce.data.terms import checked_language, terms
-from hce.data.text import is_unicode
+from hce.data.text import READ_AT_ONCE, is_unicode, text_pieces
 from hce.errors import FormatError, InputError, one_line
 from hce.files import read_json
 
@@ -34,6 +34,7 @@ PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("
 SIDES = ("query", "document")  # the order of the centres
 UNLIMITED_WINDOW = 512  # for encoders that read any length: in a longer text, single sentences hardly count
 MOST_REMEMBERED = 1 << 19  # words, some 150 MB; later ones are tokenized each time
+ROWS_AT_ONCE = 1 << 16  # of a text, fetched from a table
 LONGEST_REMEMBERED = 100  # characters of a word
 NO_LIMIT = 10**9  # a tokenizer's limit above this means no limit
 
@@ -74,7 +75,7 @@ class TokenMemo(dict[str, tuple[int, ...]]):
         return cls(tokenizer)
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        tokens = tuple(self.tokenizer.encode(word, add_special_tokens=False).ids)
+        tokens = tuple(token_ids(self.tokenizer, [word])[0])
         may_be_cut = len(tokens) == self.limit
         if len(self) < MOST_REMEMBERED and len(word) <= LONGEST_REMEMBERED and not may_be_cut:
             self[word] = tokens
@@ -120,14 +121,18 @@ class Bags(NamedTuple):
         if self.rows.max(initial=-1) >= len(table):
             raise LookupError(f"no row {self.rows.max()} among {len(table)}")
         found = np.zeros((len(self.lengths), table.shape[1]), dtype=np.float32)
-        room = np.empty((self.lengths.max(initial=0), table.shape[1]), dtype=np.float32)
+        room = np.empty((1 + min(self.lengths.max(initial=0), ROWS_AT_ONCE), table.shape[1]), dtype=np.float32)
         start = 0
         for text, stop in enumerate(np.cumsum(self.lengths).tolist()):
-            if start < stop:
-                taken = room[: stop - start]
-                table.take(self.rows[start:stop], axis=0, out=taken, mode="clip")
+            for first in range(start, stop, ROWS_AT_ONCE):
+                last = min(first + ROWS_AT_ONCE, stop)
+                taken = room[1 : 1 + last - first]
+                table.take(self.rows[first:last], axis=0, out=taken, mode="clip")
                 if self.weights is not None:
-                    taken *= self.weights[start:stop, None]
+                    taken *= self.weights[first:last, None]
+                if first > start:  # go on with the sum of the rows before, so that the order of adding stays
+                    room[0] = found[text]
+                    taken = room[: 1 + last - first]
                 np.add.reduce(taken, axis=0, out=found[text])
             start = stop
         return found
@@ -143,7 +148,25 @@ def token_ids(tokenizer: Tokenizer, texts: Sequence[str], memo: TokenMemo | None
     """Return the token ids of each text, without special tokens."""
     if memo is not None:
         return [memo.ids(text) for text in texts]
+    if max(map(len, texts), default=0) > READ_AT_ONCE:
+        limit = (tokenizer.truncation or {}).get("max_length")
+        return [list(chain.from_iterable(_ids_by_piece(tokenizer, text)))[:limit] for text in texts]
     return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _ids_by_piece(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
+    for piece in text_pieces(text):
+        yield tokenizer.encode(piece, add_special_tokens=False).ids
+
+
+def token_offsets(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Return where each token of a text begins and ends, of shape (tokens, 2)."""
+    start, found = 0, [np.empty((0, 2), dtype=np.int64)]
+    for piece in text_pieces(text):
+        offsets = tokenizer.encode(piece, add_special_tokens=False).offsets
+        found.append(np.array(offsets, dtype=np.int64).reshape(-1, 2) + start)
+        start += len(piece)
+    return np.concatenate(found)
 
 
 class WordRows:

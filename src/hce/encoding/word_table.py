@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hce.data.corpus import Corpus
 from hce.data.terms import inverse_document_frequency, terms
-from hce.encoding.tables import TABLE_FILE, WORDS_FILE, Table, WordRows, as_unit_rows
+from hce.encoding.tables import TABLE_FILE, WORDS_FILE, Table, WordRows, as_unit_rows, token_ids
 from hce.errors import InputError
 from hce.files import write_json
 from hce.progress import Advance, counted, progress_bar
@@ -147,8 +147,8 @@ def document_frequencies(
     texts = iter(texts)
     while batch := list(islice(texts, TEXTS_AT_ONCE)):
         total += len(batch)
-        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-            counts[list(set(encoding.ids))] += 1
+        for ids in token_ids(tokenizer, batch):
+            counts[list(set(ids))] += 1
         advance(len(batch))
     return counts, total
 

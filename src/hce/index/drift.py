@@ -1,6 +1,6 @@
 """Drift: how documents that came after training differ from those trained on, to decide when to retrain.
 
-An encoder and a tree that know the corpus treat a new document like an old one: it lies as close to a leaf, a walk
+An encoder and a tree that know the corpus treat a new document like an old one. It lies as close to a leaf, a walk
 down the tree leads to that leaf, and a piece of its text finds it as surely. Samples of old and new documents are
 compared. An old document is first taken out of its leaf's centroid, or it would look closer than any new one can.
 

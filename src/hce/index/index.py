@@ -46,7 +46,7 @@ from hce.index.writing import (
     refuse_known,
     without_unchanged,
 )
-from hce.progress import Advance, progress_bar
+from hce.progress import Advance, bars_shown, progress_bar
 from hce.search.engine import check_engine
 
 # With torch, or with what comes along with it: an index that is only searched needs none of them.
@@ -185,6 +185,8 @@ class Index:
         )
         index = cls(scratch.path / "index", encoder)
         index._scratch, index.with_matched = scratch, False
+        with bars_shown(False):
+            index.prepare()
         return index
 
     @classmethod

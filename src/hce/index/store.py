@@ -634,7 +634,7 @@ class Writer(Reader):
         self._connection.executemany(query, rows)
 
     def forget(self, documents: int) -> None:
-        """Delete what is known of earlier moments, of which nothing derived is left.
+        """Delete what is known of earlier moments, without any derived part.
 
         It stays known which of the first `documents`, those at creation, were removed.
         """

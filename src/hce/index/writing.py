@@ -24,6 +24,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.text import Passage, cut_passages
 from hce.encoding.encoder import Encoder
+from hce.encoding.tables import token_ids, token_offsets
 from hce.errors import InputError
 from hce.index.store import CutPassages, Writer, content_key
 from hce.progress import Advance, progress_bar
@@ -242,13 +243,12 @@ class Cutter:
     def _counts(self, texts: Sequence[str]) -> list[int]:
         if self._tokenizer is None:
             return [len(PIECES.findall(text)) for text in texts]
-        return [len(each.ids) for each in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [len(ids) for ids in token_ids(self._tokenizer, texts)]
 
-    def _offsets(self, text: str) -> Sequence[tuple[int, int]]:
+    def _offsets(self, text: str) -> Sequence[tuple[int, int]] | np.ndarray:
         if self._tokenizer is None:
             return [match.span() for match in PIECES.finditer(text)]
-        offsets: Sequence[tuple[int, int]] = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        return offsets
+        return token_offsets(self._tokenizer, text)
 
 
 class LongDocuments:

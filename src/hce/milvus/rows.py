@@ -1,6 +1,6 @@
 """Rows: what an index is in a collection of Milvus, written by `hce.milvus.mirror` and read by `hce.milvus.replica`.
 
-A document is a row with its vector, and further rows if its text is longer than a row; a passage is a row with its
+A document is a row with its vector, and further rows if its text is longer than a row. A passage is a row with its
 vector and its place; a file of the encoder is rows of text. The log says what the collection is made of; then each
 entry says which moment of the store the collection has reached, and what was removed since the entry before.
 """

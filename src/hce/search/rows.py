@@ -14,7 +14,7 @@ class Rows:
     """Rows of one width and type: those of an array that is never changed, and more behind them.
 
     A file may be mapped twice. Where the system reads ahead of every row that is picked, a search of five million
-    vectors reads 256 MB from a cold disk, else 1.4 MB. Reading all rows in order needs what it reads ahead.
+    vectors reads 256 MB from a cold disk, else 2 MB. Reading all rows in order needs what it reads ahead.
     """
 
     def __init__(self, base: np.ndarray, scattered: np.ndarray | None = None) -> None:

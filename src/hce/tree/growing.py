@@ -60,7 +60,9 @@ def branching_for_depth(count: int, depth: int) -> int:
 
 
 def power_of_two(branching: int) -> int:
-    """Return the next power of two: the paper's rule for BEIR. It leaves few nodes on top of some trees.
+    """Return the next power of two: the paper's rule for BEIR.
+
+    It leaves few nodes on top of some trees.
 
     >>> power_of_two(branching_for_depth(1_000_000, 3))
     128
@@ -108,7 +110,9 @@ def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Clust
 def evened(
     nodes: np.ndarray, sizes: np.ndarray, parent: np.ndarray, centroids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Move nodes until no cluster has more than `LARGEST` times the mean number of documents, where that can be done.
+    """Move nodes out of clusters that have too many documents.
+
+    A cluster may have `LARGEST` times the mean number, where nodes are small enough.
 
     Args:
         nodes: unit rows of shape (nodes, n), float32.
@@ -132,7 +136,10 @@ def evened(
 
 
 def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most: float) -> np.ndarray:
-    """Let clusters of more than `most` documents give away the nodes that lose least, to the nearest with room."""
+    """Let full clusters give away the nodes that lose least, to the nearest with room.
+
+    A cluster is full with more than `most` documents.
+    """
     parent = parent.copy()
     load = np.bincount(parent, sizes, minlength=cosines.shape[1])
     for full in np.flatnonzero(load > most):
@@ -148,7 +155,10 @@ def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most:
 
 
 def _means(nodes: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Return the unit mean of each cluster's nodes; opposite nodes have none, and their cluster keeps its centroid."""
+    """Return the unit mean of each cluster's nodes.
+
+    Opposite nodes have none, and their cluster keeps its centroid.
+    """
     sums = np.zeros(centroids.shape)
     np.add.at(sums, parent, nodes)
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)

@@ -171,7 +171,7 @@ async def search(
         vector = await site.queries.encode(q)
         asked = _Asked(q, vector, fingerprint, k, where, mode, unique, facet)
         try:
-            return answer(await site.searches.run(_search_answer, site, asked, compare))
+            return await rendered(site.searches, _search_answer, site, asked, compare)
         except ReindexedError:  # the index has just got another encoder
             continue
 
@@ -179,7 +179,7 @@ async def search(
 @router.get("/api/fields", response_model=FieldsAnswer)
 async def fields_of_metadata(site: Served) -> Json:
     """Name the fields of the metadata, and what values they have."""
-    return answer(FieldsAnswer(await site.looks.run(site.index.fields)))
+    return await rendered(site.looks, lambda: FieldsAnswer(site.index.fields()))
 
 
 @router.post("/api/documents", response_model=Written, status_code=201)
@@ -195,10 +195,7 @@ async def add_documents(site: Served, new: NewDocuments) -> Json:
 @router.get("/api/documents/{doc_id:path}", response_model=DocumentAnswer)
 async def get_document(site: Served, doc_id: str) -> Json:
     """Get a document with all of its text."""
-    found = await site.looks.run(site.index.get, doc_id)
-    if found is None:
-        raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
-    return answer(DocumentAnswer(found.id, found.title, found.text, found.metadata))
+    return await rendered(site.looks, _document_answer, site.index, doc_id)
 
 
 @router.delete("/api/documents/{doc_id:path}", response_model=Written)
@@ -218,7 +215,7 @@ async def tree(
     offset: Annotated[int, Query(ge=0, description="of the last inner level's documents")] = 0,
 ) -> Json:
     """Show a node of the tree, the nodes above it, and below it nodes, or in the last inner level documents."""
-    return answer(await site.looks.run(_tree_answer, site.tree, level, node, depth, most, offset))
+    return await rendered(site.looks, _tree_answer, site.tree, level, node, depth, most, offset)
 
 
 @router.get("/api/tree/path", response_model=WayAnswer)
@@ -243,7 +240,7 @@ async def status(
     drift: Annotated[bool, Query(description="also measure whether it is time to retrain, in the background")] = False,
 ) -> Json:
     """Give counts, names, the training, whether this server takes writes, and whether it is time to retrain."""
-    return answer(await site.looks.run(_status_answer, site, drift))
+    return await rendered(site.looks, _status_answer, site, drift)
 
 
 @router.get("/health", response_model=HealthAnswer)
@@ -258,6 +255,14 @@ async def ready(site: Served) -> Json:
     anywhere = np.eye(1, site.index.state.manifest.dim, dtype=np.float32)
     await site.searches.run(site.index.search_vectors, anywhere, 1)
     return answer(HealthAnswer("ready", await site.looks.run(len, site.index)))
+
+
+async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any) -> Json:
+    """Compute an answer and make JSON of it, both in a thread of a lane.
+
+    The event loop makes one at a time: what others have computed meanwhile would wait in memory, without a budget.
+    """
+    return await lane.run(lambda: answer(work(*arguments)))
 
 
 def answer(value: Any) -> Json:
@@ -362,6 +367,13 @@ def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
         for rank, (number, score) in enumerate(best, start=1)
         if number in documents  # else it was removed this moment
     ]
+
+
+def _document_answer(index: Index, doc_id: str) -> DocumentAnswer:
+    found = index.get(doc_id)
+    if found is None:
+        raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
+    return DocumentAnswer(found.id, found.title, found.text, found.metadata)
 
 
 def _tree_answer(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:

@@ -28,7 +28,7 @@ with needs_extra("web", "the web page"):
 
 from hce.web.api import ServedIndex, router
 from hce.web.background import BusyError
-from hce.web.connection import HEAD_BYTES, HttpConnection
+from hce.web.connection import BACKLOG, HEAD_BYTES, HttpConnection
 from hce.web.embeddings import router as embeddings_router
 from hce.web.guard import Guard, Rules
 from hce.web.map import router as map_router
@@ -129,6 +129,7 @@ class Server(uvicorn.Server):
             server_header=False,
             date_header=False,
             http=HttpConnection,
+            backlog=BACKLOG,
             h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=SECONDS_TO_END,
         )

@@ -1,9 +1,13 @@
 """One connection: how long a request may take to come, an answer to be taken, and how many one address may have.
 
-uvicorn limits connections only all together, and waits for the head of a request, or for someone to take an answer, as
-long as it takes: some hundred connections that do nothing would lock everyone out. Here, who comes when there is no
-room takes the place of the connection that has waited longest for a request, of the same address if that is what has
-too many. A request under way is never given up for that; where there are nothing but those, the answer is 503.
+uvicorn's own limits do not do this: `limit_concurrency` counts connections that say nothing too, and
+`timeout_keep_alive` begins after the first answer. By these, 600 silent connections got everyone else a 503 for as long
+as they stayed, and 60 clients that took nothing of a 5 MB answer were kept for as long as they liked (docs/LOG.md, "A
+server that a stranger keeps busy").
+
+Here, who comes when there is no room takes the place of the connection that has waited longest for a request, of the
+same address if that is what has too many. A request under way is never given up for that; where there are nothing but
+those, the answer is 503.
 """
 
 from __future__ import annotations
@@ -18,8 +22,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hce.web.guard import Refusal
 
-CONNECTIONS = 512
-CONNECTIONS_OF_AN_ADDRESS = 256
+
+def open_files() -> int:
+    """Return how many files this process may have open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 1024
+    most: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return most if most >= 0 else 1024
+
+
+CONNECTIONS = min(512, open_files() // 2)
+CONNECTIONS_OF_AN_ADDRESS = min(256, CONNECTIONS)
+# asyncio accepts as many at once, before a connection can make room; the index needs some files too.
+BACKLOG = min(2048, open_files() // 8)
 HEAD_SECONDS = 10.0  # from the connection, or the last answer, to the end of a request's head
 TAKE_SECONDS = 10.0  # in which someone must take some of an answer that is waiting
 TAKE_BYTES = 8_192  # at least, or all that is left

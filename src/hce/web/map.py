@@ -11,7 +11,7 @@ from fastapi.responses import Response
 
 from hce.index.background import DocumentMap, MapReadiness
 from hce.index.tree import LiveTree, NotThereError
-from hce.web.api import LISTED_CHARACTERS, NO_STORE, Served, answer
+from hce.web.api import LISTED_CHARACTERS, NO_STORE, Served, rendered
 from hce.web.schemas import ID_CHARACTERS, QUERY_CHARACTERS, TITLE_SHOWN, ErrorAnswer, Json
 
 PLACES_AT_ONCE = 100
@@ -88,7 +88,7 @@ class MapPlaces:
 @router.get("/api/map", response_model=MapAnswer)
 async def regions(site: Served) -> Json:
     """Show the regions of the map; it is made in the background when somebody first asks, and after a rebuild."""
-    return answer(await site.looks.run(_regions, site.map))
+    return await rendered(site.looks, _regions, site.map)
 
 
 @router.get("/api/map/points", response_class=Response)
@@ -104,7 +104,7 @@ async def documents(
     number: Annotated[list[Number], Query(min_length=1, max_length=PLACES_AT_ONCE, description="as in the points")],
 ) -> Json:
     """Return which documents some points are; those that are gone are left out."""
-    return answer(await site.looks.run(_documents, site.tree, number))
+    return await rendered(site.looks, _documents, site.tree, number)
 
 
 @router.get("/api/map/places", response_model=MapPlaces)
@@ -119,7 +119,7 @@ async def places(
     if q is None and not id:
         raise HTTPException(400, "give q, a query, or id, a document, which may be given more than once")
     vector = None if q is None else await site.queries.encode(q)
-    return answer(await site.looks.run(_places, site.map, vector, id))
+    return await rendered(site.looks, _places, site.map, vector, id)
 
 
 def _regions(drawing: DocumentMap) -> MapAnswer:

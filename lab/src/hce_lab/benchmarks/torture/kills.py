@@ -16,7 +16,7 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
@@ -28,7 +28,7 @@ from hce_lab.benchmarks.torture.children import end
 from hce_lab.benchmarks.torture.samples import RECIPE, Contents, Samples, documents_of, random_contents, snapshots_often
 from hce_lab.benchmarks.torture.serving import Served, start
 from hce_lab.benchmarks.torture.tally import HANG, LOST, TRACEBACK, WRONG, Tally
-from hce_lab.benchmarks.torture.verify import faults_of
+from hce_lab.benchmarks.torture.verify import encoder_of, faults_of
 
 KINDS = ("create", "add", "update", "remove", "rebuild", "search")
 TRIALS_AN_INDEX = 10
@@ -37,14 +37,48 @@ SECONDS = 60  # after which an answer will never come
 Change = dict[str, Any]
 
 
+class Blow:
+    """How a child's life ends: by kill -9, and whatever a subclass adds to that.
+
+    Attributes:
+        name: what the tally calls it.
+    """
+
+    name = "kill -9"
+
+    def settle(self) -> None:
+        """Keep for good what is on the disk now."""
+
+    def strike(self, process: int, rng: random.Random) -> None:
+        """Hit a process, just before the kill."""
+
+    def recover(self) -> None:
+        """Make what is left readable, after the kill."""
+
+
+class Victim(Protocol):
+    """An operation that is hit again and again."""
+
+    def hit(self, rng: random.Random) -> None:
+        """Hit one child, and look what it left."""
+
+    def finish(self) -> None:
+        """Look at what the last hits left, and note how many hit."""
+
+
 def run(tally: Tally, samples: Samples, folder: Path, count: int, seed: int) -> None:
     """Kill children, as many in each kind of operation."""
     snapshots_often()
-    victims: list[Changing | Training | Serving] = [Changing(tally, samples, folder, kind) for kind in KINDS]
-    victims += [Training(tally, samples, folder), Serving(tally, samples, folder)]
+    blow = Blow()
+    victims: list[Victim] = [Changing(tally, samples, folder, kind, blow) for kind in KINDS]
+    hit_all([*victims, Training(tally, samples, folder, blow), Serving(tally, samples, folder, blow)], count, seed)
+
+
+def hit_all(victims: list[Victim], count: int, seed: int) -> None:
+    """Hit victims in turn, so that a run that is stopped early has tried all of them."""
     try:
-        for trial in range(count):  # in turn, so that a run that is stopped early has tried all of them
-            victims[trial % len(victims)].kill(random.Random(f"{seed} {trial}"))  # noqa: S311
+        for trial in range(count):
+            victims[trial % len(victims)].hit(random.Random(f"{seed} {trial}"))  # noqa: S311
     finally:
         for victim in victims:
             victim.finish()
@@ -78,8 +112,15 @@ class Voice(NamedTuple):
             if line.endswith(b"\n"):
                 yield json.loads(line)
 
-    def killed(self) -> list[Any]:
-        """Kill it; return what it had said until then and was not heard yet."""
+    def killed(self, blow: Blow, rng: random.Random) -> list[Any]:
+        """Kill it by a blow; return what it had said until then and was not heard yet."""
+        blow.strike(self.process, rng)
+        rest = self.ended()
+        blow.recover()
+        return rest
+
+    def ended(self) -> list[Any]:
+        """Kill it, if it is still there; return what was not heard yet."""
         end(self.process)
         rest = list(self.lines())
         self.pipe.close()
@@ -117,14 +158,14 @@ def _live(work: Callable[[Callable[[Any], None]], None], pipe: int) -> NoReturn:
 class Changing:
     """An index, and children that make it or change it and are killed within one kind of operation."""
 
-    def __init__(self, tally: Tally, samples: Samples, folder: Path, kind: str) -> None:
-        self._tally, self._samples, self._kind = tally, samples, kind
-        self._path, self._name = folder / f"killed-{kind}", f"kill -9 in {kind}"
+    def __init__(self, tally: Tally, samples: Samples, folder: Path, kind: str, blow: Blow) -> None:
+        self._tally, self._samples, self._kind, self._blow = tally, samples, kind, blow
+        self._path, self._name = folder / f"hit-{kind}", f"{blow.name} in {kind}"
         self._durations, self._trials, self._hits = Durations(), 0, 0
         self._contents: Contents = {}
 
-    def kill(self, rng: random.Random) -> None:
-        """Kill one child, and look what it left."""
+    def hit(self, rng: random.Random) -> None:
+        """Hit one child, and look what it left."""
         if self._kind == "create" or self._trials % TRIALS_AN_INDEX == 0:
             self._renew()
         self._trials += 1
@@ -137,12 +178,12 @@ class Changing:
                 self._tally.fault(self._name, LOST, "the index is gone")
             return
         allowed = [self._contents, *([after(self._contents, waiting)] if waiting else [])]
-        wrong, self._contents = faults_of(self._path, self._samples.encoder, allowed)
+        wrong, self._contents = faults_of(self._path, encoder_of(self._path, self._samples), allowed)
         for kind, line in wrong:
             self._tally.fault(self._name, kind, f"{line} (under way: {waiting})")
 
     def finish(self) -> None:
-        """Tell how many kills hit."""
+        """Note how many hit."""
         self._tally.note(f"{self._name}: {self._hits} of {self._trials} before it was done")
 
     def _renew(self) -> None:
@@ -151,6 +192,7 @@ class Changing:
         if self._kind != "create":
             shutil.copytree(self._samples.index, self._path)
             self._contents = dict(self._samples.contents)
+        self._blow.settle()
 
     def _run(self, rng: random.Random) -> list[Any]:
         """Let one child live until it is within the operation; return all that it said."""
@@ -163,7 +205,7 @@ class Changing:
             if "failed" in message or left == 0:
                 break
         time.sleep(self._durations.within(self._kind, rng))
-        return said + voice.killed()
+        return said + voice.killed(self._blow, rng)
 
     def _work(self, say: Callable[[Any], None], rng: random.Random) -> None:
         contents, encoder = self._contents, self._samples.encoder
@@ -174,10 +216,13 @@ class Changing:
             Index.create(self._path, documents_of(contents), encoder, "grow").close()
             say({"done": time.perf_counter() - start})
             time.sleep(SECONDS)
-        with Index.open(self._path, encoder) as index:
+        with Index.open(self._path, encoder_of(self._path, self._samples)) as index:
             index.search("w1 w2", k=3)
             while True:
                 change = random_change(rng, contents, self._kind)
+                if change["kind"] == "reindex":
+                    has_first = index.state.manifest.fingerprint == encoder.fingerprint
+                    change["to"] = str(self._samples.model if has_first else self._samples.encoder_folder)
                 say(change)
                 start = time.perf_counter()
                 make(index, change)
@@ -201,6 +246,8 @@ class Changing:
 def random_change(rng: random.Random, contents: Contents, wanted: str) -> Change:
     """Choose what to do next: often what is wanted, else what makes that possible."""
     kind = wanted if rng.random() < 0.6 else rng.choice(("add", "update", "remove"))
+    if kind == "reindex" and not contents:  # which is refused
+        kind = "add"
     present = sorted(contents)
     count = rng.choice((1, 3, 40))
     some = rng.sample(present, min(count, len(present)))
@@ -216,6 +263,8 @@ def make(index: Index, change: Change) -> None:
     """Make a change."""
     if change["kind"] == "rebuild":
         index.rebuild()
+    elif change["kind"] == "reindex":
+        index.reindex(change["to"])
     elif change["kind"] == "search":
         index.search("w1 w2", k=3)
     elif change["kind"] == "remove":
@@ -236,23 +285,22 @@ def after(contents: Contents, change: Change) -> Contents:
 class Training:
     """A training that is killed again and again, and continued each time; it must end with the very same weights."""
 
-    name = "kill -9 in train --resume"
-
-    def __init__(self, tally: Tally, samples: Samples, folder: Path) -> None:
-        self._tally, self._samples = tally, samples
-        self._output, self._kills, self._told = folder / "killed-model", 0, -1
+    def __init__(self, tally: Tally, samples: Samples, folder: Path, blow: Blow) -> None:
+        self._tally, self._samples, self._blow = tally, samples, blow
+        self.name = f"{blow.name} in train --resume"
+        self._output, self._kills, self._told = folder / "hit-model", 0, -1
         self._corpus = Corpus.load(samples.corpus)
         start = time.perf_counter()
         train(self._corpus, str(samples.encoder_folder), recipe=RECIPE, output=folder / "undisturbed")
         self._seconds = time.perf_counter() - start
 
-    def kill(self, rng: random.Random) -> None:
-        """Kill one run."""
+    def hit(self, rng: random.Random) -> None:
+        """Hit one run."""
         self._tally.count(self.name)
         self._kills += 1
         voice = speaking(self._work)
         time.sleep(rng.uniform(0, self._seconds))
-        self._hear(voice.killed())
+        self._hear(voice.killed(self._blow, rng))
         if self._output.exists():
             self._look()
         elif self._kills % KILLS_A_TRAINING == 0:
@@ -263,7 +311,7 @@ class Training:
         if self._kills:
             voice = speaking(self._work)
             self._hear(list(voice.lines()))
-            voice.killed()
+            voice.ended()
             self._look()
 
     def _work(self, say: Callable[[Any], None]) -> None:
@@ -296,6 +344,7 @@ class Training:
         except HceError as error:
             self._tally.fault(self.name, LOST, str(error))
         shutil.rmtree(self._output, ignore_errors=True)
+        self._blow.settle()
         self._told = -1
 
 
@@ -305,19 +354,19 @@ class Training:
 class Serving:
     """An index that is written to over HTTP, and its server killed while a request is under way."""
 
-    name = "kill -9 in serve, with writes over HTTP"
-
-    def __init__(self, tally: Tally, samples: Samples, folder: Path) -> None:
-        self._tally, self._samples, self._path = tally, samples, folder / "killed-serve"
+    def __init__(self, tally: Tally, samples: Samples, folder: Path, blow: Blow) -> None:
+        self._tally, self._samples, self._blow, self._path = tally, samples, blow, folder / "hit-serve"
+        self.name = f"{blow.name} in serve, with writes over HTTP"
         self._durations, self._trials, self._hits = Durations(), 0, 0
         self._contents: Contents = {}
 
-    def kill(self, rng: random.Random) -> None:
+    def hit(self, rng: random.Random) -> None:
         """Serve, write a few times, and kill the server within the last write."""
         if self._trials % TRIALS_AN_INDEX == 0:
             shutil.rmtree(self._path, ignore_errors=True)
             shutil.copytree(self._samples.index, self._path)
             self._contents = dict(self._samples.contents)
+            self._blow.settle()
         self._trials += 1
         self._tally.count(self.name)
         served = start(self._path, self._samples.encoder)
@@ -328,6 +377,7 @@ class Serving:
             return
         finally:
             served.end()
+            self._blow.recover()
         self._hits += waiting is not None
         if "Traceback" in (said := served.said()):
             self._tally.fault(self.name, TRACEBACK, said)
@@ -352,6 +402,7 @@ class Serving:
             send(server, change)
             if left == 0:
                 time.sleep(self._durations.within("write", rng))
+                self._blow.strike(served.process, rng)
                 served.end()
                 return None if self._is_acknowledged(server, change) else change
             if not self._is_acknowledged(server, change):

@@ -15,14 +15,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hce.encoding.encoder import Encoder
-from hce.errors import HceError
 from hce.index.index import Index
-from hce.index.manifest import Manifest
 from hce_lab.benchmarks.torture import children
 from hce_lab.benchmarks.torture.samples import Samples, documents_of
-from hce_lab.benchmarks.torture.tally import LOST, TRACEBACK, Tally
-from hce_lab.benchmarks.torture.verify import faults_of
+from hce_lab.benchmarks.torture.tally import TRACEBACK, Tally
+from hce_lab.benchmarks.torture.verify import encoder_of, faults_of
 
 OPERATIONS = ("create", "rebuild", "reindex")  # what adds and removes syncs by SQLite alone
 BY_SQLITE = (".sqlite", ".sqlite-wal", ".sqlite-shm", ".sqlite-journal")
@@ -121,12 +118,12 @@ def _try(tally: Tally, samples: Samples, folder: Path, operation: str, rng: rand
     if operation != "create":
         shutil.copytree(samples.index, path)
     ending = children.child(lambda: _work(samples, path, states, operation, most, rng))
-    name = f"loss of power in {operation}"
+    name = f"worst states of a disk in {operation}"
     if ending.fault or ending.code:
         tally.fault(name, TRACEBACK, ending.said)
     for state in sorted(states.iterdir()):
         tally.count(name)
-        for kind, line in _faults_of(state, samples):
+        for kind, line in faults_of(state, encoder_of(state, samples), [samples.contents])[0]:
             tally.fault(name, kind, f"{line} ({state.name})")
     shutil.rmtree(folder)
 
@@ -143,12 +140,3 @@ def _work(samples: Samples, path: Path, states: Path, operation: str, most: int,
             index.reindex(samples.model)
         else:
             index.rebuild()
-
-
-def _faults_of(state: Path, samples: Samples) -> list[tuple[str, str]]:
-    """Judge a state by the encoder that is in use there: a reindexing may have changed it."""
-    try:
-        is_old = Manifest.read(state).fingerprint == samples.encoder.fingerprint
-    except HceError as error:
-        return [(LOST, f"cannot be opened: {error}")]
-    return faults_of(state, samples.encoder if is_old else Encoder.load(samples.model), [samples.contents])[0]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from hce_lab.benchmarks.torture import clients, damage, faults, inputs, kills, power, requests, soak, strangers
+from hce_lab.benchmarks.torture import clients, damage, faults, inputs, kills, outages, power, requests, soak, strangers
 from hce_lab.benchmarks.torture.samples import Samples
 from hce_lab.benchmarks.torture.tally import Tally
 
@@ -40,6 +40,7 @@ class Part(NamedTuple):
 PARTS = {
     "kills": Part(kills.run, 1000, 16),
     "power": Part(power.run, 800, 14),
+    "outages": Part(outages.run, 400, 11),
     "faults": Part(faults.run, 400, 14),
     "inputs": Part(inputs.run, 10_000, 400),
     "requests": Part(requests.run, 10_000, 200),

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
-from tokenizers import Tokenizer, models, pre_tokenizers
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, StaticEmbedding, Transformer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
@@ -74,6 +75,26 @@ def tiny_encoder() -> Encoder:
     modules = [StaticEmbedding(tokenizer, embedding_weights=table), Normalize()]
     device = torch.device("cpu")
     return Encoder(SentenceTransformer(modules=modules, device="cpu"), "tiny", device=device, dtype=torch.float32)
+
+
+def tiny_transformer(folder: Path) -> Path:
+    """Save a BERT of one layer that reads 16 tokens of a text."""
+    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokenizer = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate([*marks, *map("w{}".format, range(WORDS))])}, "[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder / "base")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(marks) + WORDS, **sizes)).save_pretrained(folder / "base")
+    modules = [Transformer(str(folder / "base"), max_seq_length=16), Pooling(16, "mean"), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder / "bert"), create_model_card=False)
+    return folder / "bert"
 
 
 def documents_of(contents: Contents) -> list[Document]:

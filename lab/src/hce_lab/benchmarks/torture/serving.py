@@ -37,7 +37,7 @@ class Served(NamedTuple):
 
     def said(self) -> str:
         """Return all that it said."""
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""  # an outage may lose it
 
 
 def start(path: Path, encoder: Encoder) -> Served:

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hce.index.index import Index
 from hce_lab.benchmarks.torture import children
 from hce_lab.benchmarks.torture.damage import _live_on
-from hce_lab.benchmarks.torture.samples import Samples
+from hce_lab.benchmarks.torture.samples import Samples, documents_of, tiny_transformer
 from hce_lab.benchmarks.torture.tally import WRONG, Tally
 
 # Whatever inotify tells but that a file was closed: reading, writing, listing, deleting, changing rights.
@@ -147,7 +148,7 @@ def _target(path: Path, outside: Path, kind: str) -> str:
 
 def try_place(tally: Tally, whole: Path, place: Path, kind: str, chosen: list[list[str]], *, is_index: bool) -> None:
     """Replace one place in one way, and run some commands."""
-    name = f"links in {'an index' if is_index else 'a model'}"
+    name = f"links in {'an index' if is_index else 'a model'} ({whole.name})" if is_index else "links in a model"
     with replaced(whole, place, kind) as watch:
         for arguments in chosen:
             tally.count(name)
@@ -164,13 +165,17 @@ def try_place(tally: Tally, whole: Path, place: Path, kind: str, chosen: list[li
 
 
 def run(tally: Tally, samples: Samples, folder: Path, count: int, seed: int) -> None:
-    """Replace each place of an index and of a model in each way, and run so many commands each; with 0, none."""
-    index, model = folder / "strange" / "index", folder / "strange" / "model"
-    shutil.copytree(samples.index, index)
-    shutil.copytree(samples.model, model)
+    """Replace each place of an index, of a reindexed one and of a model in each way, with so many commands each."""
+    index, reindexed, model = (folder / "strange" / name for name in ("index", "reindexed", "model"))
+    Index.create(index, documents_of(samples.contents), tiny_transformer(folder / "strange"), "grow").close()
     children.child(lambda: _live_on(index))
-    for whole in (index, model):
-        walk(tally, whole, is_index=whole is index, each=count, first=seed)
+    shutil.copytree(samples.index, reindexed)
+    children.child(lambda: _live_on(reindexed))
+    with Index.open(reindexed) as opened:
+        opened.reindex(samples.model)
+    shutil.copytree(samples.model, model)
+    for whole in (index, reindexed, model) if count else ():
+        walk(tally, whole, is_index=whole is not model, each=count, first=seed)
 
 
 def walk(tally: Tally, whole: Path, *, is_index: bool, each: int, first: int = 0, every: int = 1) -> None:

@@ -10,10 +10,20 @@ from hce.encoding.encoder import Encoder
 from hce.errors import HceError
 from hce.index.check import check
 from hce.index.index import Index
-from hce_lab.benchmarks.torture.samples import WORDS, Contents
+from hce.index.manifest import Manifest
+from hce_lab.benchmarks.torture.samples import WORDS, Contents, Samples
 from hce_lab.benchmarks.torture.tally import LOST, WRONG
 
 LOOKED_FOR = ("w1", "w7", f"w{WORDS - 1}")
+
+
+def encoder_of(path: Path, samples: Samples) -> Encoder:
+    """Return the encoder that an index has, of the two that a reindexing changes it between."""
+    try:
+        has_other = path.exists() and Manifest.read(path).fingerprint == samples.fingerprint
+    except HceError:
+        has_other = False  # `faults_of` says what is wrong
+    return Encoder.load(samples.model) if has_other else samples.encoder
 
 
 def faults_of(path: Path, encoder: Encoder, allowed: list[Contents]) -> tuple[list[tuple[str, str]], Contents]:
