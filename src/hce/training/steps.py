@@ -129,7 +129,7 @@ class Trainer:
         self.centroid_optimizer = None
 
     def use_tree(self, tree: Hierarchy, vectors: np.ndarray) -> None:
-        """Contrast within this tree from now on; `vectors` are the documents' as clustering saw them."""
+        """Set the current tree, and the documents' vectors that it was grown from."""
         recipe = self.recipe
         self.vectors = vectors
         self.objective = self._objective(tree)
@@ -227,7 +227,7 @@ class Trainer:
         return values
 
     def _backward(self, columns: list[_Column], loss_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Add the gradients of the loss of all embeddings to the parameters, and return the loss."""
+        """Add the gradients of the loss to the parameters, and return the loss."""
         size = self.recipe.chunk_size or max(len(column.texts) for column in columns)
         chunks = [
             _Column(column.side, column.texts[start : start + size])
@@ -239,7 +239,7 @@ class Trainer:
         return loss
 
     def _embed(self, column: _Column) -> Tensor:
-        """Encode texts; in chunks, activations are recomputed for backward, and held for one chunk at a time."""
+        """Encode texts; chunks hold no activations, which backward recomputes."""
         if not self.recipe.chunk_size:
             return self._embed_by_length(column)
         features = self.encoder.tokenize(column.texts, column.side)
@@ -270,7 +270,7 @@ class Trainer:
         return _SourceBatch(weight, part, drawn[own_part], teacher)
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
-        """List a source's queries, documents and, where they are encoded again, negatives."""
+        """List a source's queries, documents and negatives that are encoded again."""
         return [
             _Column("query", each.batch.queries),
             _Column("document", each.batch.documents),
