@@ -279,7 +279,7 @@ class Encoder:
         return Encoder([first, *companions], self.name, **options)
 
     def with_query_map(self, query_map: np.ndarray) -> Encoder:
-        """Return this encoder, which has no companions, with its queries moved by a map of shape (n, n + 1)."""
+        """Return an encoder that moves its queries by a map of shape (n, n + 1)."""
         return Encoder([self], self.name, query_map=query_map.astype(np.float32), **self._how)
 
     def unknown_share(self, texts: Sequence[str]) -> float | None:

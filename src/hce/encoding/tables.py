@@ -237,7 +237,7 @@ def window_of(tokenizer: Tokenizer | None) -> int:
 
 
 def mapped_rows(rows: np.ndarray, query_map: np.ndarray) -> np.ndarray:
-    """Move the vectors of queries by a linear map, to unit rows of shape (queries, n), float32.
+    """Move vectors of queries by a linear map, to unit rows of the same shape.
 
     Args:
         rows: unit rows of shape (queries, n).
@@ -262,7 +262,7 @@ def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np
 def check_parts(
     shares: Sequence[float], dims: Sequence[int], centres: np.ndarray | None, query_map: np.ndarray | None
 ) -> None:
-    """Fail with ValueError if shares, centres or a map of queries do not fit parts of these dimensions."""
+    """Fail with ValueError if these do not fit parts of these dimensions."""
     if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, 1 in all")
     if centres is not None and centres.shape != (len(SIDES), dims[0]):

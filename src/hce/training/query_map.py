@@ -52,7 +52,7 @@ class Examples(NamedTuple):
 
 
 def with_query_map(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, devset: DevSet, seed: int) -> Encoder:
-    """Return an encoder whose queries are moved by what labels teach, or the same one, if held-out labels gain nothing.
+    """Move an encoder's queries by what labels teach, as far as held-out ones gain.
 
     Args:
         encoder: a transformer without companions.
@@ -101,10 +101,7 @@ def examples_of(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, seed
 
 
 def fit_query_map(examples: Examples, seed: int) -> np.ndarray:
-    """Learn what to add to queries, of shape (n, n + 1).
-
-    See `hce.encoding.tables.mapped_rows`.
-    """
+    """Learn what to add to queries, of shape (n, n + 1); see `mapped_rows`."""
     width, count = examples.queries.shape[1], len(examples.queries)
     learned = torch.nn.Parameter(torch.zeros(width, width + 1, device=examples.queries.device))
     optimizer = torch.optim.AdamW([learned], lr=RATE, weight_decay=0.0)

@@ -54,8 +54,7 @@ class Recipe:
     """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
 
     mode: Supervision = _option(
-        "auto",
-        "what to train on; auto: joint where there are labelled pairs, or supervised if alpha is 0; else unsupervised",
+        "auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised"
     )
     train: WhatIsTrained = _option(
         "auto",
@@ -271,13 +270,11 @@ def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
 def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
     """Return how a token table is trained beside a transformer that is trained too.
 
-    It is measured by the same documents, and has a tree where the transformer has one, of the same kind. It learns from
-    the documents too where the transformer learns from labels alone.
+    It is measured by the same documents, and has a tree where the transformer has one, of the same kind.
     """
-    alike = ("seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
-    settings = {name: getattr(recipe, name) for name in alike} | {"train": "encoder", "precision": "float32"}
-    settings["mode"] = "unsupervised" if recipe.mode == "unsupervised" else "joint"
-    return Recipe.for_encoder(static=True, documents=document_count, **settings)
+    alike = ("mode", "seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
+    settings = {name: getattr(recipe, name) for name in alike}
+    return Recipe.for_encoder(static=True, documents=document_count, train="encoder", precision="float32", **settings)
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> InputError:

@@ -129,10 +129,7 @@ class Trainer:
         self.centroid_optimizer = None
 
     def use_tree(self, tree: Hierarchy, vectors: np.ndarray) -> None:
-        """Contrast within this tree from now on.
-
-        `vectors` are the documents' as clustering saw them.
-        """
+        """Set the current tree, and the documents' vectors that it was grown from."""
         recipe = self.recipe
         self.vectors = vectors
         self.objective = self._objective(tree)
@@ -230,7 +227,7 @@ class Trainer:
         return values
 
     def _backward(self, columns: list[_Column], loss_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """Add the gradients of the loss of all embeddings to the parameters, and return the loss."""
+        """Add the gradients of the loss to the parameters, and return the loss."""
         size = self.recipe.chunk_size or max(len(column.texts) for column in columns)
         chunks = [
             _Column(column.side, column.texts[start : start + size])
@@ -242,10 +239,7 @@ class Trainer:
         return loss
 
     def _embed(self, column: _Column) -> Tensor:
-        """Encode texts.
-
-        In chunks, activations are recomputed for backward, and held for one chunk at a time.
-        """
+        """Encode texts; chunks hold no activations, which backward recomputes."""
         if not self.recipe.chunk_size:
             return self._embed_by_length(column)
         features = self.encoder.tokenize(column.texts, column.side)
@@ -257,10 +251,7 @@ class Trainer:
         return vectors
 
     def _embed_by_length(self, column: _Column) -> Tensor:
-        """Encode texts of like length together, so that little is padding.
-
-        A table pads nothing.
-        """
+        """Encode texts of like length together to save padding; a table pads nothing."""
         side, texts = column
         if self.encoder.is_table:
             return self.encoder.embed(self.encoder.tokenize(texts, side), side)
@@ -270,10 +261,7 @@ class Trainer:
         return vectors[torch.from_numpy(np.argsort(np.concatenate(batches))).to(vectors.device)]
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
-        """Take this process's part of a batch.
-
-        Negatives are drawn for the whole batch, so that all parts fit.
-        """
+        """Take this process's part of a batch; negatives are drawn for the whole batch, so that all parts fit."""
         drawn = self.negatives.draw(batch, seed)
         own_part = own_rows(len(batch.positions))
         part, teacher = batch.rows(own_part), None
@@ -282,7 +270,7 @@ class Trainer:
         return _SourceBatch(weight, part, drawn[own_part], teacher)
 
     def _columns(self, each: _SourceBatch) -> list[_Column]:
-        """List a source's queries, documents and, where they are encoded again, negatives."""
+        """List a source's queries, documents and negatives that are encoded again."""
         return [
             _Column("query", each.batch.queries),
             _Column("document", each.batch.documents),
@@ -310,7 +298,7 @@ class Trainer:
 
 @contextmanager
 def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
-    """Keep an encoder's embeddings and a share of its layers, from below, out of training in this block."""
+    """Keep embeddings and a share of the layers out of training in this block."""
     kept = [each for each in _lower_parameters(encoder.model, frozen) if each.requires_grad] if frozen else []
     for parameter in kept:
         parameter.requires_grad_(False)
@@ -322,10 +310,7 @@ def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
 
 
 def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
-    """List what comes before the layers that are trained.
-
-    Nothing where there are no layers.
-    """
+    """List what comes before the layers that are trained; nothing without layers."""
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
     if not stacks:
         return []
@@ -335,7 +320,7 @@ def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
 
 
 def fast_attention(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context of the faster attention: on a processor, plain products, for the sake of the backward pass."""
+    """Choose plain products on a processor: faster backward than fused attention."""
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
