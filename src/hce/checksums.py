@@ -67,7 +67,10 @@ def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] 
 
 
 def require_undamaged(folder: Path, remedy: str) -> None:
-    """Raise FormatError for a folder with a damaged file; a folder without checksums passes."""
+    """Raise FormatError for a folder with a damaged file.
+
+    A folder without checksums passes.
+    """
     damaged = damage_in(folder)
     if damaged:
         more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
@@ -80,7 +83,10 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(values: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
-    """Return the values without their checksum, and whether it fits; None without a checksum."""
+    """Return the values without their checksum, and whether it fits.
+
+    It is None without a checksum.
+    """
     rest = {name: value for name, value in values.items() if name != SEAL}
     return rest, values[SEAL] == _checksum_of(rest) if SEAL in values else None
 
@@ -93,7 +99,10 @@ class KeptArrays(NamedTuple):
 
 
 def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, str]) -> None:
-    """Cache arrays in one file with their checksum, if that is possible; `facts` name what made them."""
+    """Cache arrays in one file with their checksum, if that is possible.
+
+    `facts` name what made them.
+    """
     try:
         with open_atomically(path, "wb") as file:
             file.write(save(arrays, {**facts, SEAL: str(checksum_of_arrays(arrays.values()))}))
@@ -102,7 +111,10 @@ def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, s
 
 
 def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
-    """Read arrays by name, in the order in which they were written; None if the file is missing or damaged."""
+    """Read arrays by name, in the order in which they were written.
+
+    It is None if the file is missing or damaged.
+    """
     try:
         with safe_open(plain_path(path), "numpy") as file:
             facts, arrays = file.metadata() or {}, [file.get_tensor(name) for name in names]

@@ -114,7 +114,10 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
 
 
 def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err: Console) -> dict[str, Searcher]:
-    """Make the systems, in the order of the table; the trained model is written to `folder`."""
+    """Make the systems, in the order of the table.
+
+    The trained model is written to `folder`.
+    """
     corpus = dataset.corpus
     untrained = Encoder.load(encoder_spec)
     recipe = Recipe.for_encoder(static=untrained.is_table, documents=len(corpus), seed=seed)

@@ -44,7 +44,10 @@ class WriterBusyError(InputError):
 
 
 class AwayError(HceError):
-    """A server does not answer, or cannot do just now what it is asked for; it may a little later."""
+    """A server does not answer, or cannot do just now what it is asked for.
+
+    It may a little later.
+    """
 
 
 class MissingPackageError(HceError):

@@ -125,7 +125,10 @@ class _Others:
         self._store: Any = dist.PrefixStore("hce", met)  # type: ignore[attr-defined]
 
     def leave(self) -> None:
-        """Leave when all are done; the first process has more to do than the others, and may take its time."""
+        """Leave when all are done.
+
+        The first process has more to do than the others, and may take its time.
+        """
         import torch.distributed as dist
 
         if self._rank == 0:
@@ -138,7 +141,10 @@ class _Others:
         dist.destroy_process_group()
 
     def tell(self, reason: str) -> None:
-        """Send the others the reason why this process stops; the first one on a host shows it to the user."""
+        """Send the others the reason why this process stops.
+
+        The first one on a host shows it to the user.
+        """
         import torch.distributed as dist
 
         def note() -> None:

@@ -130,7 +130,10 @@ def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
 
 
 def own_rows(count: int) -> slice:
-    """Return this process's part of `count` rows; all parts have one size, and up to (processes − 1) rows are left."""
+    """Return this process's part of `count` rows.
+
+    All parts have one size, and up to (processes − 1) rows are left.
+    """
     each = count // process_count()
     return slice(process_rank() * each, (process_rank() + 1) * each)
 

@@ -30,7 +30,10 @@ _drawing = threading.Lock()
 
 @contextmanager
 def bars_shown(show: bool = True) -> Iterator[None]:
-    """Enable the progress bars created with `show=None` in this block; `show=False` hides them."""
+    """Enable the progress bars created with `show=None` in this block.
+
+    `show=False` hides them.
+    """
     before = _shown.set(show)
     try:
         yield

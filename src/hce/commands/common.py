@@ -46,7 +46,10 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render to segments without characters that control a terminal; styles are not part of a text."""
+        """Render to segments without characters that control a terminal.
+
+        Styles are not part of a text.
+        """
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
@@ -218,7 +221,10 @@ def copies_of_corpus(output: Path) -> Path:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout; what would control a terminal stays an escape."""
+    """Print one JSON document on stdout.
+
+    What would control a terminal stays an escape.
+    """
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     line = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")

@@ -255,7 +255,10 @@ def _open(model: str | None, run_file: Path | None) -> tuple[str, Run | Encoder 
 def _measured(
     task: Task, name: str, what: Run | Encoder | Index, rerank: tuple[Reranker, int] | None, *, is_compared: bool
 ) -> Measured:
-    """Measure a run, or what a model or an index finds; a run that is compared, as deep as what it is compared with."""
+    """Measure a run, or what a model or an index finds.
+
+    A run that is compared, as deep as what it is compared with.
+    """
     from hce.encoding.encoder import Encoder
     from hce.evaluation.evaluate import rank, score_run, without_self
     from hce.index.index import Index
@@ -273,7 +276,10 @@ def _measured(
 
 
 def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
-    """Make a model search the corpus, by words too like an index of it; an index is searched unchanged."""
+    """Make a model search the corpus, by words too like an index of it.
+
+    An index is searched unchanged.
+    """
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 

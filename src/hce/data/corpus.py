@@ -395,7 +395,10 @@ class _Checker:
         self.empty[doc_id] = where
 
     def finish(self, documents: Sequence[Document], place: Callable[[int], str]) -> str:
-        """Return the fingerprint if all is well; `place` returns where the i-th document is."""
+        """Return the fingerprint if all is well.
+
+        `place` returns where the i-th document is.
+        """
         if self.empty:
             few = "; ".join([*islice(self.empty.values(), 3), *(["…"] if len(self.empty) > 3 else [])])
             logger.warning("left out %d documents with neither text nor title: %s", len(self.empty), few)
@@ -522,7 +525,10 @@ class _Part(NamedTuple):
 
 
 class _Parts(Sequence[Document]):
-    """The documents of several files, one after another; a file is opened when one of its documents is asked for."""
+    """The documents of several files, one after another.
+
+    A file is opened when one of its documents is asked for.
+    """
 
     def __init__(self, parts: list[_Part], scratch: ScratchFolder | None) -> None:
         self.parts = parts

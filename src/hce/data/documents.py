@@ -25,7 +25,10 @@ NO_ID = "give each record a field '_id' or 'id', name its field (--fields id=NAM
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text with an id. `title` may be empty; `metadata` holds all other fields of the source."""
+    """A text with an id. `title` may be empty.
+
+    `metadata` holds all other fields of the source.
+    """
 
     id: str
     text: str
@@ -43,7 +46,10 @@ class Document:
         return not self.full_text
 
     def to_json(self) -> str:
-        """Return one JSONL line, without the line break; metadata that JSON has no type for becomes a string."""
+        """Return one JSONL line, without the line break.
+
+        Metadata that JSON has no type for becomes a string.
+        """
         fields = {"_id": self.id, "title": self.title, "text": self.text, "metadata": self.metadata}
         line = json.dumps(fields, ensure_ascii=False, default=str)
         return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair goes back to its JSON escape

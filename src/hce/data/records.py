@@ -134,7 +134,10 @@ class Record(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line of a text file, without its line break; `size` counts its bytes on disk, line break included."""
+    """One line of a text file, without its line break.
+
+    `size` counts its bytes on disk, line break included.
+    """
 
     where: str
     text: str
@@ -331,14 +334,20 @@ def parse_json_line(text: str, where: str) -> Record:
 
 
 def read_csv(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream the rows of a CSV file; the first row names the columns, quotes protect delimiters and line breaks."""
+    """Stream the rows of a CSV file.
+
+    The first row names the columns, quotes protect delimiters and line breaks.
+    """
     delimiter = reading.delimiter or _delimiter(path, reading)
     name = {",": "a comma", ";": "a semicolon", "\t": "a tab"}.get(delimiter, repr(delimiter))
     return _name_cells(_csv_rows(path, reading, delimiter), f"quote a cell that holds {name}", bad)
 
 
 def read_tsv(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream the rows of a TSV file; a quote in it is just a quote, as in MS MARCO's and the IANA's TSV."""
+    """Stream the rows of a TSV file.
+
+    A quote in it is just a quote, as in MS MARCO's and the IANA's TSV.
+    """
     delimiter, lines = reading.delimiter or "\t", read_lines(path, reading, bad)
     rows = ((line.where, line.text.split(delimiter)) for line in lines if line.text.strip())
     return _name_cells(rows, "a cell cannot hold a tab or a line break", bad)
@@ -370,7 +379,10 @@ def _csv_rows(path: str | Path, reading: Reading, delimiter: str) -> Iterator[tu
 
 
 class _CsvLines(Iterator[str]):
-    """The lines of a CSV file with their line breaks, which a quoted cell keeps; `size` is that of the current row."""
+    """The lines of a CSV file with their line breaks, which a quoted cell keeps.
+
+    `size` is that of the current row.
+    """
 
     def __init__(self, path: str | Path, reading: Reading) -> None:
         self._lines = raw_lines(path, reading)

@@ -78,7 +78,10 @@ class QueryWords:
         )
 
     def marks_in(self, text: str) -> list[Mark]:
-        """Find where the query's words stand in a text; each different word of the texts is compared once."""
+        """Find where the query's words stand in a text.
+
+        Each different word of the texts is compared once.
+        """
         if not self._words:
             return []
         met = set(ANY_WORD.findall(text, 0, self._read))

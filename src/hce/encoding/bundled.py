@@ -107,7 +107,10 @@ def verified_minilm_folder() -> Path:
 
 
 def load_static() -> Table:
-    """Load the token table distilled from all-MiniLM-L6-v2; the first call makes the table."""
+    """Load the token table distilled from all-MiniLM-L6-v2.
+
+    The first call makes the table.
+    """
     make = lambda folder: _save_table(_distilled("distill", str(verified_minilm_folder())), folder)  # noqa: E731
     return _cached_table(f"static-{_static_fingerprint()}", make)
 
@@ -220,7 +223,10 @@ def loading(spec: str, what: str, advice: str) -> Iterator[None]:
 
 
 def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache ($HCE_CACHE); if its file `proof` is missing, have `make` fill the folder first."""
+    """Return a folder of the cache ($HCE_CACHE).
+
+    If its file `proof` is missing, have `make` fill the folder first.
+    """
     import platformdirs
 
     folder = Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce")) / name

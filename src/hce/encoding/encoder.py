@@ -175,7 +175,10 @@ class Encoder:
 
     @property
     def model(self) -> SentenceTransformer:
-        """The sentence-transformers model, made of tables at the first call; training it changes what is encoded."""
+        """The sentence-transformers model, made of tables at the first call.
+
+        Training it changes what is encoded.
+        """
         if self._model is None:
             from hce.encoding.side_by_side import SideBySide, model_of, model_of_table
 
@@ -189,7 +192,10 @@ class Encoder:
 
     @property
     def table(self) -> Table | None:
-        """The table that the encoder consists of, with its present weights; None for other encoders."""
+        """The table that the encoder consists of, with its present weights.
+
+        It is None for other encoders.
+        """
         if self._model is None or self._parts:
             return self._table
         from hce.encoding.side_by_side import table_of
@@ -215,7 +221,10 @@ class Encoder:
 
     @property
     def is_table(self) -> bool:
-        """Whether each part looks tokens or words up in a table; other modules may follow."""
+        """Whether each part looks tokens or words up in a table.
+
+        Other modules may follow.
+        """
         if self._parts or self._table is not None:
             return all(part.is_table for part in self._parts)
         from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -283,7 +292,10 @@ class Encoder:
         return Encoder([self], self.name, query_map=query_map.astype(np.float32), **self._how)
 
     def unknown_share(self, texts: Sequence[str]) -> float | None:
-        """Return the share of the texts' words that a word table of the corpus lacks; None without such a table."""
+        """Return the share of the texts' words that a word table of the corpus lacks.
+
+        It is None without such a table.
+        """
         tables = [part.table.splitter for part in self.parts if part.table is not None]
         return next((each.unknown_share(texts) for each in tables if isinstance(each, WordRows)), None)
 
@@ -382,7 +394,10 @@ class Encoder:
         return finished(vectors, self.name, zeros=zeros)
 
     def _unit_rows(self, texts: list[str], side: Side, prompt: str, on_tokens: OnTokens | None = None) -> np.ndarray:
-        """Encode texts to rows of length 1, or 0 if no token of a text is known; companions see no prompt."""
+        """Encode texts to rows of length 1, or 0 if no token of a text is known.
+
+        Companions see no prompt.
+        """
         if self._parts:
             first, *companions = self._parts
             rows = [first._unit_rows(texts, side, prompt, on_tokens)]

@@ -271,7 +271,10 @@ def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) 
 
 
 class Measure(NamedTuple):
-    """A family of measures, and how far down the ranking to look; None is all the way."""
+    """A family of measures, and how far down the ranking to look.
+
+    `None` is all the way.
+    """
 
     family: str
     cutoff: int | None

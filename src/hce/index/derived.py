@@ -52,7 +52,10 @@ class Part(Generic[Held]):
     """A part of an index, lent at the moment of a reader. This base is one without snapshots."""
 
     def lend(self, reader: Reader) -> AbstractContextManager[Held]:
-        """Lend the part as of the moment that `reader` sees; MomentPassedError if the part is at a later moment."""
+        """Lend the part as of the moment that `reader` sees.
+
+        Raises `MomentPassedError` if the part is at a later moment.
+        """
         raise NotImplementedError
 
     def prepare(self, reader: Reader) -> None:
@@ -144,7 +147,10 @@ class LocalPart(Part[Held]):
 
     @property
     def folder(self) -> Path:
-        """The folder of the snapshots; parts from another encoder's vectors have one of their own."""
+        """The folder of the snapshots.
+
+        Parts from another encoder's vectors have one of their own.
+        """
         return self.store.path.parent / f"{self.folder_name}{self.manifest.suffix}"
 
     @contextmanager
@@ -613,7 +619,10 @@ def trust_address_of(index_folder: str | Path) -> None:
 
 
 class SharedLock:
-    """A lock shared by any number of threads or held by one; who waits to hold it alone goes before new sharers."""
+    """A lock shared by any number of threads or held by one.
+
+    Who waits to hold it alone goes before new sharers.
+    """
 
     def __init__(self) -> None:
         self._condition = Condition()

@@ -334,7 +334,10 @@ def _new_words(old: Mapping[int, Document], new: Mapping[int, Document]) -> tupl
 
 
 class StoredVectors:
-    """The vectors of documents by row, read from the store when needed; `numbers` are those of the rows, rising."""
+    """The vectors of documents by row, read from the store when needed.
+
+    `numbers` are those of the rows, rising.
+    """
 
     def __init__(self, reader: Reader, numbers: np.ndarray) -> None:
         self._reader = reader

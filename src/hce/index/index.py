@@ -404,7 +404,10 @@ class Index:
         return self._last_reranker
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
-        """Encode texts as documents to unit vectors of shape (texts, n); the index stays unchanged."""
+        """Encode texts as documents to unit vectors of shape (texts, n).
+
+        The index stays unchanged.
+        """
         return self.state.for_documents.encode(texts, "document")
 
     def search_vectors(

@@ -157,7 +157,10 @@ def checked_queries(queries: str | Sequence[str]) -> list[str]:
 
 
 def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
-    """Return vectors of queries as an array of shape (Q, n), float32; InputError for another shape, or NaN."""
+    """Return vectors of queries as an array of shape (Q, n), float32.
+
+    Raises `InputError` for another shape, or NaN.
+    """
     try:
         rows = np.ascontiguousarray(vectors, dtype=np.float32)
     except (TypeError, ValueError) as error:

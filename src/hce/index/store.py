@@ -127,7 +127,10 @@ class PassageVectors(NamedTuple):
 
 
 class Store:
-    """One SQLite file, read and written from any number of threads and processes; one writes at a time."""
+    """One SQLite file, read and written from any number of threads and processes.
+
+    One writes at a time.
+    """
 
     def __init__(self, folder: str | Path, dim: int) -> None:
         self.path = Path(folder) / STORE_FILE

@@ -173,7 +173,10 @@ class Milvus:
         return self._client
 
     def current(self) -> str | None:
-        """Return the collection that the name stands for, if any; InputError if hce did not make it."""
+        """Return the collection that the name stands for, if any.
+
+        Raises `InputError` if hce did not make it.
+        """
         name = self.address.name
 
         def find(client: Any) -> str | None:
@@ -232,7 +235,10 @@ class Milvus:
 
 
 def _client(address: Address) -> Any:
-    """Connect; the password, where there is one, is in the environment and in no file."""
+    """Connect.
+
+    The password, where there is one, is in the environment and in no file.
+    """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors say what goes wrong
     with needs_extra("milvus", str(address)):
         import pymilvus
@@ -400,7 +406,10 @@ class Collection:
             start = stop + 1
 
     def vectors(self, partition: Partition, numbers: np.ndarray) -> np.ndarray:
-        """Return the vectors of some numbers, of shape (m, n), float32; GoneOnError if one is not there any more."""
+        """Return the vectors of some numbers, of shape (m, n), float32.
+
+        Raises `GoneOnError` if one is not there any more.
+        """
         if not len(numbers):
             return np.empty((0, self.dim), np.float32)
         wanted = np.unique(numbers).tolist()
@@ -521,7 +530,10 @@ class MilvusEngine:
         return self.count
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors of the largest inner product; GoneOnError if the collection is of a later moment."""
+        """Find the k vectors of the largest inner product.
+
+        Raises `GoneOnError` if the collection is of a later moment.
+        """
         queries = np.ascontiguousarray(queries, np.float32)
         if allowed is None:
             return search_exactly(self._best, self.count, queries, k, SLACK)
@@ -530,7 +542,10 @@ class MilvusEngine:
         )
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return the inner products of a query with some vectors; GoneOnError if one is not there any more."""
+        """Return the inner products of a query with some vectors.
+
+        Raises `GoneOnError` if one is not there any more.
+        """
         return scores_with(self.collection.vectors(self.partition, numbers), query)
 
     def _best(self, queries: np.ndarray, count: int) -> Found:

@@ -402,7 +402,10 @@ def trusted_file() -> Path:
 
 
 def trust(at: str) -> None:
-    """Remember that this user has named an address of Milvus; InputError if the text is no address."""
+    """Remember that this user has named an address of Milvus.
+
+    Raises `InputError` if the text is no address.
+    """
     address = str(Address.parse(at))
     _named_now.add(address)
     known = _known()

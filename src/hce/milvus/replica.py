@@ -103,7 +103,10 @@ class ReplicaStore(Store):
 
     @classmethod
     def open(cls, server: Milvus, folder: Path, has: str | None) -> ReplicaStore:
-        """Fetch all there is into an empty folder; InputError if it is of another encoder than the one here."""
+        """Fetch all there is into an empty folder.
+
+        Raises `InputError` if it is of another encoder than the one here.
+        """
         collection = _current(server)
         facts = read_facts(collection)
         dim = facts.manifest.dim
@@ -128,7 +131,10 @@ class ReplicaStore(Store):
             yield reader
 
     def look(self, *, now: bool = False) -> None:
-        """Copy what was written since, unless that was done a moment ago; AwayError if Milvus does not answer."""
+        """Copy what was written since, unless that was done a moment ago.
+
+        Raises `AwayError` if Milvus does not answer.
+        """
         with self._lock:
             if not now and time.monotonic() - self._looked < REFRESH:
                 return

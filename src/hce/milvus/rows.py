@@ -105,7 +105,10 @@ def read_writer(collection: Collection) -> str | None:
 
 
 def read_facts(collection: Collection) -> Facts:
-    """Read what a collection is made of; FormatError if it is not of hce, damaged, or of a newer version."""
+    """Read what a collection is made of.
+
+    Raises `FormatError` if it is not of hce, damaged, or of a newer version.
+    """
     address, content = collection.server.address, _read_content(collection)
     if not content:
         raise FormatError(f"{address}: the collection is not of hce, or damaged")
@@ -203,7 +206,10 @@ def file_rows(folder: Path) -> tuple[FileFacts, Iterator[MilvusRow]]:
 
 
 def fetch_files(collection: Collection, files: FileFacts, folder: Path) -> None:
-    """Fetch files into a new folder; FormatError if one is not what it was, or would be outside of the folder."""
+    """Fetch files into a new folder.
+
+    Raises `FormatError` if one is not what it was, or would be outside of the folder.
+    """
     address = collection.server.address
     folder.mkdir()
     for name, (size, known, first, last) in files.items():

@@ -103,7 +103,10 @@ def training_panels(history: Sequence[Epoch]) -> list[Panel]:
 
 
 def branches(tree: Hierarchy) -> list[Branch]:
-    """Return the tree's first levels, the largest nodes first; a node's small children are put together."""
+    """Return the tree's first levels, the largest nodes first.
+
+    A node's small children are put together.
+    """
     return _below(tree, tree.document_counts(), 0, 0)
 
 

@@ -73,7 +73,10 @@ class Skills:
             yield from map(self._reader.documents(some).__getitem__, some)
 
     def _children(self, page: _Page) -> Iterator[_Page]:
-        """Yield the children that have documents, largest first; their folders sort in this order."""
+        """Yield the children that have documents, largest first.
+
+        Their folders sort in this order.
+        """
         children = self._places.children(page.level, page.node).tolist()
         digits = len(str(len(children)))
         for place, child in enumerate(children, start=1):

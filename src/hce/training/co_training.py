@@ -378,7 +378,10 @@ def _most_trusted(
 
 
 def mixes(recipe: Recipe, devset: DevSet) -> list[float]:
-    """List the λ to choose from; pseudo-queries call more of the way good than people's queries do."""
+    """List the λ to choose from.
+
+    Pseudo-queries call more of the way good than people's queries do.
+    """
     limit = 1.0 if devset.is_labelled else recipe.mix_limit
     return [mix for mix in MIXES if mix <= limit]
 

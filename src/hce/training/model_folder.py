@@ -408,7 +408,10 @@ def keep_facts(folder: str | Path, kept: Path) -> None:
 
 
 def read_training(folder: Path) -> Training | None:
-    """Read what `keep_facts` kept of a training; None where that is nothing, or the files are damaged."""
+    """Read what `keep_facts` kept of a training.
+
+    It is None where that is nothing, or the files are damaged.
+    """
     try:
         facts, history = ModelFacts.read(folder), _read_lines(folder / HISTORY, Epoch)
     except FormatError:

@@ -194,7 +194,10 @@ class HCELoss(nn.Module):
         self.register_buffer("groups", _integers(groups), persistent=False)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
-        """Return the summands of the loss by name; the trainer backpropagates their sum and logs each."""
+        """Return the summands of the loss by name.
+
+        The trainer backpropagates their sum and logs each.
+        """
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         summands = self.summands(embeddings, self.positions(labels, max(0, len(embeddings) - 2)))
         named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(summands.level_losses, start=1)}

@@ -200,7 +200,10 @@ class PairSource(Protocol):
         ...
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the batches of a turn through all pairs, from index `first` on; a turn has `batch_count` of them."""
+        """Yield the batches of a turn through all pairs, from index `first` on.
+
+        A turn has `batch_count` of them.
+        """
         ...
 
 
@@ -260,7 +263,10 @@ class InverseCloze:
 
 
 class DropoutTwins(InverseCloze):
-    """SimCSE: a document is its own query; two dropout masks make the difference, so the encoder needs dropout."""
+    """SimCSE: a document is its own query.
+
+    Two dropout masks make the difference, so the encoder needs dropout.
+    """
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
@@ -337,7 +343,10 @@ def batch_count(pair_count: int, size: int) -> int:
 
 
 def endless(source: PairSource, size: int, step: int = 0) -> Iterator[Batch]:
-    """Yield a source's batches from a step on, turn after turn; a short source has more turns than epochs."""
+    """Yield a source's batches from a step on, turn after turn.
+
+    A short source has more turns than epochs.
+    """
     turns, first = divmod(step, batch_count(len(source), size))
     return chain.from_iterable(source.batches(turn, size, first if turn == turns else 0) for turn in count(turns))
 

@@ -123,7 +123,10 @@ def remark_of(document: Document) -> Cut | None:
 
 
 def _sentence_and_title(document: Document, titles: Counter[str]) -> Cut | None:
-    """Cut the title and the first sentence; a title that several documents have is no question."""
+    """Cut the title and the first sentence.
+
+    A title that several documents have is no question.
+    """
     span = first_sentence_of(document) or _first_words(document.text.strip())
     if span is None:
         return None
@@ -189,7 +192,10 @@ class PoolTokens:
 
     @classmethod
     def of(cls, encoder: Encoder, corpus: Corpus, questions: Questions | None) -> PoolTokens | None:
-        """Return a place for tokens; None if the encoder has no token states, or nothing is asked."""
+        """Return a place for tokens.
+
+        It is None if the encoder has no token states, or nothing is asked.
+        """
         space = TokenSpace.fit(encoder, corpus) if questions is not None and encoder.has_states else None
         if space is None or questions is None:
             return None

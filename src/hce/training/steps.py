@@ -261,7 +261,10 @@ class Trainer:
         return vectors[torch.from_numpy(np.argsort(np.concatenate(batches))).to(vectors.device)]
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
-        """Take this process's part of a batch; negatives are drawn for the whole batch, so that all parts fit."""
+        """Take this process's part of a batch.
+
+        Negatives are drawn for the whole batch, so that all parts fit.
+        """
         drawn = self.negatives.draw(batch, seed)
         own_part = own_rows(len(batch.positions))
         part, teacher = batch.rows(own_part), None

@@ -276,7 +276,10 @@ def _supervision(recipe: Recipe, labels: Labels | None) -> Supervision:
 
 
 def _precision(recipe: Recipe, encoder: Encoder) -> Precision:
-    """Choose what to compute in; a token table has no products that would be faster in bfloat16."""
+    """Choose what to compute in.
+
+    A token table has no products that would be faster in bfloat16.
+    """
     if recipe.precision != "auto":
         return recipe.precision
     is_table = encoder.is_table or recipe.train in ("auto", "companion")

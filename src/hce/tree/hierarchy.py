@@ -156,7 +156,10 @@ class Hierarchy:
 
     @cached_property
     def paths(self) -> np.ndarray:
-        """The node of each document at levels 1 … L, of shape (N, L), int64; the last column is the document."""
+        """The node of each document at levels 1 … L, of shape (N, L), int64.
+
+        The last column is the document.
+        """
         return np.ascontiguousarray(self.ancestors(self.depth, np.arange(len(self)))[:, 1:])
 
     def path(self, document: int) -> tuple[int, ...]:
@@ -295,7 +298,10 @@ class Hierarchy:
         return summaries
 
     def name(self, level: int, node: int) -> list[str]:
-        """Return the words of a node's name; none where nobody has named the node, and for the root."""
+        """Return the words of a node's name.
+
+        It is None where nobody has named the node, and for the root.
+        """
         return self.names[level - 1][node] if level and self.names else []
 
     def node_count(self, level: int) -> int:

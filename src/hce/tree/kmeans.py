@@ -68,7 +68,10 @@ class Rows:
 
 
 class _SourceRows(Rows):
-    """Rows of an array too large to copy, made unit by `made` when they are read; `index` picks some of them."""
+    """Rows of an array too large to copy, made unit by `made` when they are read.
+
+    `index` picks some of them.
+    """
 
     def __init__(self, source: np.ndarray, device: torch.device, made: Made, index: np.ndarray | None = None) -> None:
         self._source, self._made, self._index = source, made, index
@@ -247,7 +250,10 @@ def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = 
 
 
 def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
-    """Sum each cluster's rows, of shape (k, n), in float64; members are added in row order."""
+    """Sum each cluster's rows, of shape (k, n), in float64.
+
+    Members are added in row order.
+    """
     sums = torch.zeros((k, rows.shape[1]), dtype=torch.float64, device=rows.device)
     order = np.argsort(assignment, kind="stable")
     for start, stop in rows.chunks(0):

@@ -57,7 +57,10 @@ _PROBED_ROWS = 2**15  # rows that look at a time
 
 @dataclass
 class _State:
-    """A clustering in the making; the sums are float64, so that thousands of single moves do not drift."""
+    """A clustering in the making.
+
+    The sums are float64, so that thousands of single moves do not drift.
+    """
 
     assignment: np.ndarray  # (N,)
     sums: torch.Tensor  # (k, n) float64
@@ -164,7 +167,10 @@ class _Heads:
         return self.of(block) if held is None else take_rows(held, torch.from_numpy(index).to(held.device))
 
     def as_rows(self) -> Rows | None:
-        """Return the heads as unit rows of shape (N, width); None where they are not held."""
+        """Return the heads as unit rows of shape (N, width).
+
+        It is None where they are not held.
+        """
         held = self._held
         return None if held is None else Rows(torch.nn.functional.normalize(held[:, : self.width]))
 

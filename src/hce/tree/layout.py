@@ -84,7 +84,10 @@ def place_sites(tree: Hierarchy, level: int) -> np.ndarray:
 
 
 def cells(sites: np.ndarray) -> Cells:
-    """Return the cells of sites of shape (S, 2); points in the sea around them keep those at the coast small."""
+    """Return the cells of sites of shape (S, 2).
+
+    Points in the sea around them keep those at the coast small.
+    """
     count = len(sites)
     voronoi = Voronoi(np.concatenate([sites, _sea(sites)]))
     polygons = [np.array(voronoi.regions[region]) for region in voronoi.point_region[:count]]

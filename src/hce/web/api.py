@@ -271,7 +271,10 @@ def answer(value: Any) -> Json:
 
 
 async def _write(site: ServedIndex, refused: int, write: Callable[..., int], argument: Any) -> int:
-    """Write, and count what was written; what the index refuses is answered with the status `refused`."""
+    """Write, and count what was written.
+
+    What the index refuses is answered with the status `refused`.
+    """
     try:
         return await site.writes.run(write, argument)
     except WriterBusyError:
@@ -338,7 +341,10 @@ def _facets(index: Index, names: Sequence[str], conditions: Filter | None) -> di
 
 
 def _shown(hit: Hit, words: QueryWords, k: int) -> Shown:
-    """Show one of k hits by the passage that was found, or else by a snippet; what is too long is cut."""
+    """Show one of k hits by the passage that was found, or else by a snippet.
+
+    What is too long is cut.
+    """
     check_deadline()
     snippet = snippet_of(hit.text, hit.passage, words)
     title = hit.title[:TITLE_SHOWN]

@@ -69,7 +69,10 @@ class Client:
                 raise self._no_server(one_line(error)) from error
 
     def _get(self, path: str, *, gone: bool = False) -> Any:
-        """Return what is answered, as JSON; None for what is not there any more, where that may be so."""
+        """Return what is answered, as JSON.
+
+        It is None for what is not there any more, where that may be so.
+        """
         try:
             self._connection.request("GET", self._path + path, headers=self._headers)
             response = self._connection.getresponse()

@@ -24,7 +24,10 @@ router = APIRouter()
 
 
 class EmbeddingsRequest(BaseModel):
-    """What OpenAI's clients send; `input_type` says which side of a retrieval the texts are on."""
+    """What OpenAI's clients send.
+
+    `input_type` says which side of a retrieval the texts are on.
+    """
 
     input: str | list[str] = Field(description=f"a text, or up to {INPUTS:,} texts")
     model: str = Field(default="", description="any name: there is one encoder, and the answer names it")

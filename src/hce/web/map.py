@@ -87,7 +87,10 @@ class MapPlaces:
 
 @router.get("/api/map", response_model=MapAnswer)
 async def regions(site: Served) -> Json:
-    """Show the regions of the map; it is made in the background when somebody first asks, and after a rebuild."""
+    """Show the regions of the map.
+
+    It is made in the background when somebody first asks, and after a rebuild.
+    """
     return await rendered(site.looks, _regions, site.map)
 
 
@@ -115,7 +118,10 @@ async def places(
         list[Annotated[str, Query(max_length=ID_CHARACTERS)]], Query(max_length=PLACES_AT_ONCE, description="documents")
     ] = [],  # noqa: B006
 ) -> Json:
-    """Return where a query and documents are; documents that are not there are left out."""
+    """Return where a query and documents are.
+
+    Documents that are not there are left out.
+    """
     if q is None and not id:
         raise HTTPException(400, "give q, a query, or id, a document, which may be given more than once")
     vector = None if q is None else await site.queries.encode(q)

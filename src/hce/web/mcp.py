@@ -181,7 +181,10 @@ class Tools:
 
 
 def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None]]:
-    """Return what answers agents at /mcp, and what to enter meanwhile; the guard comes before it."""
+    """Return what answers agents at /mcp, and what to enter meanwhile.
+
+    The guard comes before it.
+    """
     server = tools.server()
     open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     application = server.streamable_http_app(
@@ -191,7 +194,10 @@ def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None
 
 
 def _page(ctx: Ctx) -> str:
-    """Return the address of the page that shows a document by its id; none over stdio."""
+    """Return the address of the page that shows a document by its id.
+
+    It is None over stdio.
+    """
     request = ctx.request_context.request
     return str(request.url.replace(path="/", query="", fragment="tree?id=")) if request else ""
 

@@ -92,7 +92,10 @@ class Metered:
 
 
 def add_metrics(app: FastAPI, site: ServedIndex) -> None:
-    """Count the requests of an application, and answer at /metrics; call it after all other middleware is there."""
+    """Count the requests of an application, and answer at /metrics.
+
+    Call it after all other middleware is there.
+    """
     metrics = Metrics(site)
     app.add_middleware(Metered, metrics=metrics)
 
