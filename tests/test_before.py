@@ -49,6 +49,7 @@ def index(tmp_path, planted_corpus, static_encoder):
     corpus = {"name": "planted", "documents": 240, "fingerprint": planted_corpus.fingerprint}
     known = {"encoder": str(tmp_path / "start"), "fingerprint": static_encoder.fingerprint, "corpus": corpus}
     measured = {"metric": "NDCG@10", "before": {"titles": 0.5}, "after": {"titles": 0.6}, "mix": 1.0}
+    measured |= {"held_out": [], "shares": [1.0], "words_share": None, "stages": {}}
     facts = {"format": 1, "hce": "0.2.0", "static": True, "recipe": {"mode": "unsupervised"}, **known, **measured}
     (tmp_path / "model" / "hce.json").write_text(json.dumps(facts))
     with Index.create(tmp_path / "index", planted_corpus, tmp_path / "model") as made:

@@ -10,10 +10,10 @@ from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, evaluate
-from hce.training.heldout import DevQueries, DevSet, _ndcg, labelled_devset, pseudo_devset
+from hce.training.heldout import DevQueries, DevSet, _ndcg, labeled_devset, pseudo_devset
 
 
-def test_labelled_measure_is_ndcg(static_encoder, planted_corpus):
+def test_labeled_measure_is_ndcg(static_encoder, planted_corpus):
     """The same figure as ir_measures gives for binary judgments over the whole corpus."""
     queries = {str(i): Query(str(i), planted_corpus[i].text[:12]) for i in range(0, 240, 7)}
     judged = Qrels(
@@ -22,10 +22,10 @@ def test_labelled_measure_is_ndcg(static_encoder, planted_corpus):
         for step in range(1 + int(name) % 3)
         if int(name) + step < 240
     )
-    dev = labelled_devset(planted_corpus, queries, judged, pool_size=240, seed=0)
+    dev = labeled_devset(planted_corpus, queries, judged, pool_size=240, seed=0)
     vectors = static_encoder.encode(list(planted_corpus.texts()))
     expected = evaluate(DenseSearcher(static_encoder, planted_corpus.ids, vectors), queries, judged, ["nDCG@10"])
-    assert dev.measure(static_encoder)["labelled"] == pytest.approx(expected.means["nDCG@10"], abs=1e-6)
+    assert dev.measure(static_encoder)["labeled"] == pytest.approx(expected.means["nDCG@10"], abs=1e-6)
     assert dev.measure(static_encoder, vectors) == dev.measure(static_encoder)
 
 
@@ -86,7 +86,7 @@ def test_one_word_documents_cannot_be_measured():
 
 def test_no_answer_in_the_corpus_is_one_line(planted_corpus):
     with pytest.raises(InputError, match="no dev query has a relevant document"):
-        labelled_devset(planted_corpus, {"a": Query("a", "x")}, Qrels([Judgment("a", "gone", 1)]), 10, 0)
+        labeled_devset(planted_corpus, {"a": Query("a", "x")}, Qrels([Judgment("a", "gone", 1)]), 10, 0)
 
 
 def test_a_better_encoder_measures_better(static_encoder, planted_corpus):

@@ -390,7 +390,7 @@ def test_parts_of_two_formats_are_refused_and_texts_are_read_as_ever(tmp_path):
 
 
 def test_rows_of_parts_have_no_numbers_of_their_own(tmp_path):
-    with pytest.raises(InputError, match="the numbers of rows begin anew in each part; name the field of the ids"):
+    with pytest.raises(InputError, match="the numbers of rows start again in each part; name the field of the ids"):
         Corpus.load(write_parts(tmp_path / "parts"), Reading(row_ids=True))
 
 

@@ -36,7 +36,7 @@ def test_every_setting_has_a_way():
 
 
 @pytest.mark.parametrize(
-    ("labelled", "settings", "way"),
+    ("labeled", "settings", "way"),
     [
         (True, {}, NearNegatives),
         (False, {}, SiblingNegatives),
@@ -45,8 +45,8 @@ def test_every_setting_has_a_way():
         (False, {"negatives": "mined"}, MinedNegatives),
     ],
 )
-def test_labelled_queries_have_near_negatives_by_themselves(labelled, settings, way):
-    assert way_of_choosing(replace(RECIPE, **settings), has_supervised_pairs=labelled) is way
+def test_labeled_queries_have_near_negatives_by_themselves(labeled, settings, way):
+    assert way_of_choosing(replace(RECIPE, **settings), has_supervised_pairs=labeled) is way
 
 
 def test_none_are_none(planted_corpus, planted_tree, planted_vectors):

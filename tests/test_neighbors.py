@@ -135,14 +135,14 @@ def test_the_loss_is_torchs_divergence_from_the_teacher():
     assert plain.neighbor_loss is None
 
 
-def test_pseudo_queries_are_taught_and_labelled_ones_are_not(concept_corpus, static_encoder, concept_labels):
+def test_pseudo_queries_are_taught_and_labeled_ones_are_not(concept_corpus, static_encoder, concept_labels):
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    spans, labelled = InverseCloze(concept_corpus, lengths=(4,)), LabeledPairs(concept_corpus, *concept_labels)
+    spans, labeled = InverseCloze(concept_corpus, lengths=(4,)), LabeledPairs(concept_corpus, *concept_labels)
     recipe = Recipe(batch_size=32, span_lengths=(4,), learning_rate=0.05)
     for sources, changes, expected in (
-        (Sources(labelled, spans), {}, [False, True]),
+        (Sources(labeled, spans), {}, [False, True]),
         (Sources(None, spans), {}, [True]),
-        (Sources(labelled), {}, [False]),
+        (Sources(labeled), {}, [False]),
         (Sources(None, spans), {"neighbours": 0}, [False]),
         (Sources(None, spans), {"tree": False}, [False]),
     ):

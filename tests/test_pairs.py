@@ -139,7 +139,7 @@ def test_simcse_pairs_a_document_with_itself():
 # ------------------------------------------------------------------------------------------------------------ labels
 
 
-def test_labelled_pairs_with_several_positives_and_grades():
+def test_labeled_pairs_with_several_positives_and_grades():
     queries = {"a": Query("a", "first"), "b": Query("b", "second")}
     judged = Qrels([Judgment("a", "d1", 2), Judgment("a", "d3", 1), Judgment("a", "d4", 0), Judgment("b", "d2", 1)])
     source = LabeledPairs(corpus_of(5), queries, judged)

@@ -48,10 +48,10 @@ PAPER = Recipe.paper(
 )
 
 
-def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe, *, labelled: bool = False) -> dict[str, object]:
+def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe, *, labeled: bool = False) -> dict[str, object]:
     """Losses of two steps and the weights after them; with labels, negatives are chosen as the queries are encoded."""
     vectors = encode_corpus(encoder, corpus)
-    pairs = LabeledPairs(corpus, *labels_of_concepts(60)) if labelled else None
+    pairs = LabeledPairs(corpus, *labels_of_concepts(60)) if labeled else None
     trainer = Trainer(corpus, encoder, Sources(pairs, InverseCloze(corpus, lengths=(4,))), recipe)
     trainer.use_tree(cluster_corpus(vectors, recipe, encoder, 0), vectors)
     losses = []
@@ -65,7 +65,7 @@ def two_steps(corpus: Corpus, encoder: Encoder, recipe: Recipe, *, labelled: boo
 
 def the_papers_steps(corpus: Corpus, folder: Path) -> dict[str, object]:
     """Two steps of HCE-J on a T5."""
-    return two_steps(corpus, Encoder.load(folder / "gtr", device="cpu"), PAPER, labelled=True)
+    return two_steps(corpus, Encoder.load(folder / "gtr", device="cpu"), PAPER, labeled=True)
 
 
 def trees(vectors: np.ndarray) -> list[dict]:
@@ -98,8 +98,8 @@ def results_of_tasks() -> dict[str, object]:
 def member(rank: int, folder: Path, job: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
-    if job in ("steps", "labelled steps"):
-        result: object = two_steps(corpus, encoder, RECIPE, labelled=job == "labelled steps")
+    if job in ("steps", "labeled steps"):
+        result: object = two_steps(corpus, encoder, RECIPE, labeled=job == "labeled steps")
     elif job == "the paper's steps":
         result = the_papers_steps(corpus, folder)
     elif job == "trees":
@@ -130,10 +130,10 @@ def folder(tmp_path, concept_corpus, static_encoder) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("job", ["steps", "labelled steps"])
+@pytest.mark.parametrize("job", ["steps", "labeled steps"])
 def test_two_processes_take_the_steps_of_one(forkserver, folder, job):
     corpus, encoder = Corpus.load(folder / "docs.jsonl"), Encoder.load(folder / "encoder", device="cpu")
-    alone = two_steps(corpus, encoder, RECIPE, labelled=job == "labelled steps")
+    alone = two_steps(corpus, encoder, RECIPE, labeled=job == "labeled steps")
     first, second = run_two(forkserver, folder, job)
     assert first["losses"] == second["losses"]
     for ours, theirs in zip(alone["losses"], first["losses"], strict=True):

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 import hce.training.query_map
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import mapped_rows
-from hce.training.heldout import labelled_devset
+from hce.training.heldout import labeled_devset
 from hce.training.pairs import LabeledPairs
 from hce.training.query_map import Examples, examples_of, fit_query_map, least_of_the_best, with_query_map
 from hce.training.recipe import Recipe
@@ -110,7 +110,7 @@ def test_the_least_strength_is_level_with_the_best(rows):
 def test_few_labels_move_nothing(concept_corpus, static_encoder):
     labels = labels_of_concepts(60)
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    devset = labelled_devset(concept_corpus, *labels, 0, 0)
+    devset = labeled_devset(concept_corpus, *labels, 0, 0)
     pairs = LabeledPairs(concept_corpus, *labels)
     assert with_query_map(static_encoder, vectors, pairs, devset, 0) is static_encoder
 

@@ -181,8 +181,8 @@ def test_a_batch_is_as_large_as_was_asked_for_and_the_bar_ends_where_it_said(
 ):
     """Batches were made a little smaller to be all alike, and the bar could end past its end."""
     vectors = static_encoder.encode(list(concept_corpus.texts()))
-    spans, labelled = InverseCloze(concept_corpus), LabeledPairs(concept_corpus, *concept_labels)
-    for sources in (Sources(None, spans), Sources(labelled, spans), Sources(labelled)):
+    spans, labeled = InverseCloze(concept_corpus), LabeledPairs(concept_corpus, *concept_labels)
+    for sources in (Sources(None, spans), Sources(labeled, spans), Sources(labeled)):
         recipe = replace(SMALL, batch_size=100)
         trainer = Trainer(concept_corpus, copy.deepcopy(static_encoder), sources, recipe)
         trainer.use_tree(hce.training.co_training.cluster_corpus(vectors, recipe, static_encoder, 0), vectors)
@@ -215,8 +215,8 @@ def test_the_three_scenarios(concept_corpus, static_encoder, concept_labels):
     assert train(concept_corpus, static_encoder, recipe=replace(SMALL, epochs=1)).recipe.mode == "unsupervised"
     joint = train(concept_corpus, static_encoder, pairs=concept_labels, recipe=SMALL)
     assert joint.recipe.mode == "joint"
-    assert "labelled" in joint.metric
-    assert joint.after["labelled"] > joint.before["labelled"]
+    assert "labeled" in joint.metric
+    assert joint.after["labeled"] > joint.before["labeled"]
     supervised = replace(SMALL, epochs=1, mode="supervised", keep="last")
     result = train(concept_corpus, static_encoder, pairs=concept_labels, recipe=supervised)
     assert result.recipe.mode == "supervised"
@@ -366,7 +366,7 @@ def test_where_the_loss_breaks_the_best_epoch_counts_as_the_last(concept_corpus,
     """The best is the start here: it came back, and was said to be of the first epoch."""
     break_the_loss(monkeypatch, 10)
     measures = iter([0.5, 0.4])
-    monkeypatch.setattr(hce.training.co_training, "_measure", lambda *_: {"labelled": next(measures)})
+    monkeypatch.setattr(hce.training.co_training, "_measure", lambda *_: {"labeled": next(measures)})
     before = static_encoder.fingerprint
     result = train(concept_corpus, static_encoder, recipe=replace(SMALL, keep="last"))
     assert result.encoder.fingerprint == before
@@ -520,7 +520,7 @@ def test_dev_queries_are_not_trained_on(concept_corpus, static_encoder, concept_
     seen = []
     monkeypatch.setattr(
         "hce.training.pairs.LabeledPairs",
-        lambda corpus, queries, qrels, seed: seen.append(set(qrels)) or LabeledPairs(corpus, queries, qrels, seed=seed),
+        lambda corpus, queries, qrels, **how: seen.append(set(qrels)) or LabeledPairs(corpus, queries, qrels, **how),
     )
     dev = concept_labels.only([f"q{i}" for i in range(20)])
     train(concept_corpus, static_encoder, pairs=concept_labels, dev=dev, recipe=replace(SMALL, epochs=1))

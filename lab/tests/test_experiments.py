@@ -315,7 +315,7 @@ def test_bad_input_is_one_line(launch, folder, encoder):
         launch(supervised_table, "--splits", ",")
     with pytest.raises(InputError, match="none of the splits nosuch"):
         launch(scenarios, "--splits", "nosuch")
-    with pytest.raises(InputError, match=r"pefa-xs.*labelled"):
+    with pytest.raises(InputError, match=r"pefa-xs.*labeled"):
         launch(unsupervised_table, "--systems", "pefa-xs")
 
 

@@ -383,8 +383,8 @@ def test_a_step_has_the_same_examples_whenever_it_is_asked_for(task):
         again = next(prepared.stream.from_step(step))
         assert (again.texts, again.positions.tolist()) == (whole[step].texts, whole[step].positions.tolist())
     first = whole[0]
-    labelled = {query.text for query in task.pairs.queries.values()}
-    assert {text in labelled for text in first.texts[:16]} == {True}
+    labeled = {query.text for query in task.pairs.queries.values()}
+    assert {text in labeled for text in first.texts[:16]} == {True}
     assert first.weights[:16].sum() == pytest.approx(1)
     assert first.weights[16:].sum() == pytest.approx(RECIPE.alpha)
     texts = [text for each in whole for text in each.texts[16:]]

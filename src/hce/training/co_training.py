@@ -326,7 +326,7 @@ def epochs_by_trust(best_number: int, last_number: int, devset: DevSet) -> list[
     """
     if best_number in (0, last_number):
         return [last_number]
-    return [last_number, best_number] if devset.is_labelled else [best_number]
+    return [last_number, best_number] if devset.is_labeled else [best_number]
 
 
 def load_best_mix(
@@ -359,7 +359,7 @@ def load_best_mix(
     chosen = Mix(0.0, trust[0])
     if ndcg_by_mix:
         best = max(ndcg_by_mix, key=lambda each: mean_ndcg(ndcg_by_mix[each]))
-        if devset.is_labelled:
+        if devset.is_labeled:
             chosen = _most_trusted(ndcg_by_mix, ndcg_by_mix[best], trust)
         elif encoder.is_table or is_clear_gain(unmixed, ndcg_by_mix[best]):
             chosen = best
@@ -382,7 +382,7 @@ def mixes(recipe: Recipe, devset: DevSet) -> list[float]:
 
     Pseudo-queries call more of the way good than people's queries do.
     """
-    limit = 1.0 if devset.is_labelled else recipe.mix_limit
+    limit = 1.0 if devset.is_labeled else recipe.mix_limit
     return [mix for mix in MIXES if mix <= limit]
 
 

@@ -75,7 +75,7 @@ def with_companions(
     tokens = PoolTokens.of(encoder, corpus, questions)
     vectors = _vectors(corpus, encoder, learned, tokens, run_folder, progress=progress)
     given = encoder
-    if learned.pairs is not None and devset.is_labelled and not (log or given.is_table):
+    if learned.pairs is not None and devset.is_labeled and not (log or given.is_table):
         encoder = with_query_map(given, vectors, learned.pairs, devset, learned.result.recipe.seed)
     companions, chosen_by = _companions(corpus, encoder, tables, learned.measured, learned.result.recipe)
     pool_vectors = vectors[questions.pool] if questions else vectors[:0]
@@ -196,7 +196,7 @@ def _measured(
 
 def _questions(corpus: Corpus, devset: DevSet, learned: Fit) -> Questions | None:
     """Return people's held-out queries, or questions cut out of documents that were held out of training."""
-    if devset.is_labelled:
+    if devset.is_labeled:
         return labeled_questions(devset)
     return cut_questions(corpus, learned.result.recipe.seed, learned.measured)
 
@@ -283,7 +283,7 @@ def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet
     """Return a dev set that a transformer can encode in a fraction of the time that the corpus takes."""
     # A recipe does not tell a number that was asked for from the default, so whoever asks for the default gets few too.
     few = TRANSFORMER["dev_queries"] if recipe.dev_queries == Recipe.dev_queries else recipe.dev_queries
-    if devset.is_labelled or len(measured) <= few:
+    if devset.is_labeled or len(measured) <= few:
         return devset
     some = np.sort(np.random.default_rng([recipe.seed, 11]).choice(measured, few, replace=False))
     return pseudo_devset(devset.corpus, some, recipe.dev_pool, recipe.seed, are_held_out=recipe.hold_out)

@@ -1,6 +1,6 @@
 """The dev measure: how well an encoder finds the answers to held-out queries, which are never those of a test split.
 
-With labelled queries it is NDCG@10 on them (any grade above 0 counts alike). Without, it is the mean NDCG@10 over four
+With labeled queries it is NDCG@10 on them (any grade above 0 counts alike). Without, it is the mean NDCG@10 over four
 kinds of pseudo-queries: titles, first sentences, spans of 4 and of 48 words and marks. A static encoder trains on spans
 of other lengths, a transformer on spans of up to 64; the other kinds show whether it got better at more than these.
 """
@@ -25,7 +25,7 @@ from hce.search.exact import nearest, score_blocks
 from hce.training.model_folder import mean_over_kinds
 
 CUTOFF = 10
-LABELLED = "labelled"
+LABELED = "labeled"
 LEAST_QUERIES = 20
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
@@ -39,7 +39,7 @@ class DevQueries:
         texts: the queries.
         answers: for each query, where in the pool its right documents stand.
         variants: for each query the text that is scored in place of its one right document, that document with the
-            query cut out (of a first sentence, without the title too); None for labelled queries, which are scored
+            query cut out (of a first sentence, without the title too); None for labeled queries, which are scored
             against the pool's texts.
     """
 
@@ -99,9 +99,9 @@ class DevSet:
     panel: tuple[DevQueries, ...]
 
     @property
-    def is_labelled(self) -> bool:
+    def is_labeled(self) -> bool:
         """Whether the queries are people's, and not made of the documents."""
-        return self.panel[0].kind == LABELLED
+        return self.panel[0].kind == LABELED
 
     def measure(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
         """Measure NDCG@10 for each kind; the arguments are those of `ndcg`."""
@@ -151,7 +151,7 @@ def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
     return mean_over_kinds(means(ndcg))
 
 
-def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
+def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
     """Ask labeled queries of a pool: their answers and random others.
 
     Raises:
@@ -167,8 +167,8 @@ def labelled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, 
     if not texts:
         raise InputError("no dev query has a relevant document in the corpus; check the dev judgments")
     pool = with_random_others(len(corpus), np.unique(np.concatenate(answers)), pool_size, seed)
-    labelled = DevQueries(LABELLED, texts, [np.searchsorted(pool, right) for right in answers])
-    return DevSet(f"NDCG@10 on {len(texts)} held-out labeled queries", corpus, pool, (labelled,))
+    labeled = DevQueries(LABELED, texts, [np.searchsorted(pool, right) for right in answers])
+    return DevSet(f"NDCG@10 on {len(texts)} held-out labeled queries", corpus, pool, (labeled,))
 
 
 def pseudo_devset(

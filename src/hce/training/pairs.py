@@ -20,7 +20,7 @@ from hce.data.text import Offsets, cut_span, first_words, word_offsets
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
-from hce.training.heldout import DevSet, labelled_devset, pseudo_devset, with_random_others
+from hce.training.heldout import DevSet, labeled_devset, pseudo_devset, with_random_others
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import Recipe
 
@@ -89,7 +89,7 @@ def sources_and_devset(
         measured = _measured_documents(len(corpus), recipe)
         devset = pseudo_devset(corpus, measured, recipe.dev_pool, recipe.seed, are_held_out=recipe.hold_out)
     else:
-        devset = labelled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
+        devset = labeled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
     held_out = measured if recipe.hold_out else measured[:0]
     supervised = unsupervised = None
     learnable = labeled.joined(generated) if labeled and generated else labeled or generated

@@ -54,7 +54,7 @@ class Recipe:
     """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
 
     mode: Supervision = _option(
-        "auto", "what to train on; auto: joint where there are labelled pairs, else unsupervised"
+        "auto", "what to train on; auto: joint where there are labeled pairs, else unsupervised"
     )
     train: WhatIsTrained = _option(
         "auto",
@@ -113,7 +113,7 @@ class Recipe:
         "auto",
         "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded anew "
         "with gradients, as in the paper; near: wrong documents near the query, found through the tree; mined: the "
-        "nearest of all wrong documents (ANCE); none: in-batch only; auto: near where there are labelled "
+        "nearest of all wrong documents (ANCE); none: in-batch only; auto: near where there are labeled "
         "queries, else siblings",
     )
     negative_count: int = _option(2, "sampled negatives for each query, n_NS; the paper has 4")
@@ -141,13 +141,13 @@ class Recipe:
         "which may be the first ones; or the last, as in the paper",
     )
     mix_limit: float = _positive(
-        1.0, "the most of the trained weights that a mix may have where no labelled queries say that more is better"
+        1.0, "the most of the trained weights that a mix may have where no labeled queries say that more is better"
     )
     patience: int = _positive(10, "epochs without improvement on dev before stopping")
     dev_queries: int = _positive(
         512,
         "without labels, how many documents dev queries are made of; with labels and no dev split, how many of the "
-        "labelled queries are held out to choose by; at most a tenth (of labelled queries at least 20)",
+        "labeled queries are held out to choose by; at most a tenth (of labeled queries at least 20)",
     )
     dev_pool: int = _option(8192, "documents searched when measuring on dev; 0: all")
     hold_out: bool = _option(

@@ -33,7 +33,7 @@ from hce.processes import (
 )
 from hce.training.co_training import Fit, TrainResult, co_train
 from hce.training.companion import with_companions, without_companions
-from hce.training.heldout import LABELLED, DevSet, means
+from hce.training.heldout import LABELED, DevSet, means
 from hce.training.model_folder import DevQuery, Epoch, gains, mean_over_kinds, save_model
 from hce.training.pairs import LabelSets, documents_to_learn, sources_and_devset
 from hce.training.query_mean import QueryMean
@@ -221,7 +221,7 @@ def improvement(result: TrainResult) -> str:
     """Say in one sentence what training did to the dev measure."""
     shares = result.encoder.shares
     if result.after == result.before:
-        is_believed = LABELLED in result.after or result.recipe.keep != "mix" or result.encoder.is_table
+        is_believed = LABELED in result.after or result.recipe.keep != "mix" or result.encoder.is_table
         clearly = "" if is_believed else " clearly"
         return (
             f"training did not{clearly} beat the encoder it started from ({mean_over_kinds(result.before):.4f}), "
@@ -328,7 +328,7 @@ def _identity(corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: R
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder.fingerprint,
-        "set of labelled pairs": label_sets.labeled and label_sets.labeled.digest,
+        "set of labeled pairs": label_sets.labeled and label_sets.labeled.digest,
         "set of generated queries": label_sets.generated and label_sets.generated.digest,
         "set of dev queries": label_sets.dev and label_sets.dev.digest,
         "log of queries": hash64(str(label_sets.log)) if label_sets.log else None,

@@ -1,6 +1,6 @@
 """How generative retrievers are trained: the same pairs, pseudo-queries, budget and seed as every other system.
 
-A step has a batch of labelled queries, where there are any, and a batch of pseudo-queries, weighted as in the joint
+A step has a batch of labeled queries, where there are any, and a batch of pseudo-queries, weighted as in the joint
 training of HCE. All documents have to be seen, or nothing could ever write their ids: none is held out, and in every
 second example of the pseudo-queries the text is the beginning of its document (DSI's indexing task).
 
@@ -74,7 +74,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class MixedStream:
-    """Labelled queries and pseudo-queries, and beginnings of documents among the latter.
+    """Labeled queries and pseudo-queries, and beginnings of documents among the latter.
 
     Attributes:
         corpus: the documents.
@@ -88,12 +88,12 @@ class MixedStream:
 
     def from_step(self, step: int) -> Iterator[Examples]:
         """See `Stream`."""
-        labelled, pseudo = self.sources.supervised, self.sources.unsupervised
+        labeled, pseudo = self.sources.supervised, self.sources.unsupervised
         streams = []
-        if labelled is not None:
-            streams.append((1.0, False, endless(labelled, self.recipe.batch_size, step)))
+        if labeled is not None:
+            streams.append((1.0, False, endless(labeled, self.recipe.batch_size, step)))
         if pseudo is not None:
-            weight = self.recipe.alpha if labelled is not None else 1.0
+            weight = self.recipe.alpha if labeled is not None else 1.0
             streams.append((weight, True, endless(pseudo, self.recipe.batch_size, step)))
         for number in count(step):
             parts = []
@@ -318,8 +318,8 @@ class Prepared:
     @classmethod
     def of(cls, task: Task) -> Prepared:
         """Prepare a task; labels and generated queries are used where there are any."""
-        is_labelled = task.pairs is not None or task.generated is not None
-        mode: Supervision = "unsupervised" if task.recipe.mode == "unsupervised" or not is_labelled else "joint"
+        is_labeled = task.pairs is not None or task.generated is not None
+        mode: Supervision = "unsupervised" if task.recipe.mode == "unsupervised" or not is_labeled else "joint"
         recipe = replace(task.recipe, mode=mode, hold_out=False)
         encoder = task.load_encoder()
         label_sets = LabelSets(task.pairs, task.generated, task.dev)
@@ -383,7 +383,7 @@ class Prepared:
         identity = {
             "corpus": task.corpus.fingerprint,
             "encoder": self.encoder.fingerprint,
-            "set of labelled pairs": task.pairs and task.pairs.digest,
+            "set of labeled pairs": task.pairs and task.pairs.digest,
             "set of generated queries": task.generated and task.generated.digest,
             "set of dev queries": task.dev and task.dev.digest,
             "system": name,
@@ -392,7 +392,7 @@ class Prepared:
         return CheckpointFolder(task.folder / name, identity)
 
     def dev_measure(self, searcher: GenerativeSearcher) -> Callable[[], float] | None:
-        """Return what measures a searcher on the labelled dev queries by a narrow beam; None where there are none."""
+        """Return what measures a searcher on the labeled dev queries by a narrow beam; None where there are none."""
         dev = self.task.dev
         if dev is None or self.recipe.mode == "unsupervised":
             return None

@@ -16,11 +16,11 @@ and the one margin is small, which keeps rows short too.
 **Continual training**, after DSI++ (Mehta et al., EMNLP 2023): new documents get rows that start at random, and
 training goes on. Half of each batch are texts of new documents, the other half texts of those that were there,
 replayed so that they are not forgotten. DSI++ replays queries that a model writes for them (generative memory); here
-these are their own beginnings and spans, and the labelled queries that name them. Of DSI++'s other half,
+these are their own beginnings and spans, and the labeled queries that name them. Of DSI++'s other half,
 sharpness-aware minimisation, nothing is here.
 
 `hce compare` shows what both are worth: a tenth of the documents, drawn at random, take no part in training, and are
-added afterwards, with the labelled queries that name them. A query that names old documents too is learned from as
+added afterwards, with the labeled queries that name them. A query that names old documents too is learned from as
 theirs before.
 """
 

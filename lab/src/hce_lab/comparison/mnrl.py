@@ -52,7 +52,7 @@ def pairs_to_train(task: Task) -> Dataset:
     """List the labeled pairs in the columns that the library trains on."""
     from datasets import Dataset
 
-    labels, _ = task.labelled
+    labels, _ = task.labeled
     source = LabeledPairs(task.corpus, labels.queries, labels.qrels)
     queries = [source.texts[query] for query in source.pairs[:, 0].tolist()]
     texts = [task.corpus[position].full_text for position in source.pairs[:, 1].tolist()]

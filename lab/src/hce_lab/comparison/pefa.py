@@ -1,16 +1,16 @@
-"""PEFA (Chang et al., WSDM 2024): labelled queries used without training, through their nearest neighbours.
+"""PEFA (Chang et al., WSDM 2024): labeled queries used without training, through their nearest neighbours.
 
-With unit vectors q of a query, p of a document, and x_j of the query of a labelled pair, Y_jp = 1 where it answers x_j:
+With unit vectors q of a query, p of a document, and x_j of the query of a labeled pair, Y_jp = 1 where it answers x_j:
 
     score(q, p) = λ·(q·p) + (1 − λ)·Σ_{j ∈ N} (q·x_j)·Y_jp
 
-- **XL** takes the k labelled queries nearest to q for N, and divides the sum by k: a second index, of the queries.
-- **XS** takes the labelled queries of p for N. The sum is then an inner product with one vector, so they are added up
+- **XL** takes the k labeled queries nearest to q for N, and divides the sum by k: a second index, of the queries.
+- **XS** takes the labeled queries of p for N. The sum is then an inner product with one vector, so they are added up
   once, to unit length, and the index is as small as before: p' = λ·p + (1 − λ)·unit(Σ_j Y_jp·x_j).
 
 As in the authors' code, a document's own text counts among the queries that it answers; without that, a document
 nobody asked for yet would only lose. The authors set λ for each collection, and k too (16 and 64), and add queries that
-a docT5query wrote; here dev queries choose λ, k is 16, and the labelled queries are all there are.
+a docT5query wrote; here dev queries choose λ, k is 16, and the labeled queries are all there are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored
 from hce.search.exact import nearest, score_blocks
-from hce.training.heldout import labelled_devset
+from hce.training.heldout import labeled_devset
 from hce.training.pairs import LabeledPairs
 from hce_lab.comparison.task import Built, Task, best_hits
 
@@ -85,7 +85,7 @@ def averaged(documents: np.ndarray, queries: np.ndarray, answers: Sequence[np.nd
 
 
 class _Known(NamedTuple):
-    """The start encoder, its vectors of documents and labelled queries, and what those queries were answered with."""
+    """The start encoder, its vectors of documents and labeled queries, and what those queries were answered with."""
 
     encoder: Encoder
     documents: np.ndarray
@@ -118,17 +118,17 @@ def build_pefa_xl(task: Task) -> Built:
 
 
 def _known(task: Task) -> _Known:
-    pairs, dev = task.labelled
-    labelled = LabeledPairs(task.corpus, *pairs)
-    encoder = task.start_encoder(labelled_devset(task.corpus, *dev, task.recipe.dev_pool, task.recipe.seed))
+    pairs, dev = task.labeled
+    labeled = LabeledPairs(task.corpus, *pairs)
+    encoder = task.start_encoder(labeled_devset(task.corpus, *dev, task.recipe.dev_pool, task.recipe.seed))
     start = time.perf_counter()
-    documents, queries = encode_corpus(encoder, task.corpus), encoder.encode(labelled.texts, "query")
-    return _Known(encoder, documents, queries, labelled.positives, time.perf_counter() - start)
+    documents, queries = encode_corpus(encoder, task.corpus), encoder.encode(labeled.texts, "query")
+    return _Known(encoder, documents, queries, labeled.positives, time.perf_counter() - start)
 
 
 def _chosen(task: Task, known: _Known, with_mix: Callable[[float], Searcher], index_bytes: int) -> Built:
     """Choose the λ that is best on dev; that search is all the training there is."""
-    dev = task.labelled[1]
+    dev = task.labeled[1]
     start = time.perf_counter()
     on_dev = {mix: evaluate(with_mix(mix), *dev, [METRIC]).means[METRIC] for mix in LAMBDAS}
     best = max(LAMBDAS, key=on_dev.__getitem__)

@@ -103,7 +103,7 @@ def trained(
     Args:
         ours: whether it trains what `hce train` trains unless told otherwise, companions included; a rival trains the
             encoder alone.
-        labels: whether the system may see labelled queries, to train on or to choose by.
+        labels: whether the system may see labeled queries, to train on or to choose by.
         generated: whether it trains on generated queries too.
         settings: fields of the recipe that make it what it is.
     """

@@ -17,14 +17,14 @@ import numpy as np
 
 from hce.encoding.encoder import Encoder
 from hce.training.co_training import co_train
-from hce.training.heldout import labelled_devset
+from hce.training.heldout import labeled_devset
 from hce.training.pairs import Batch, LabeledPairs, Sources, batch_count, in_batches
 from hce.tree.kmeans import spherical_kmeans
 from hce_lab.comparison.task import Built, Task, trained_system
 
 
 class TopicBatches:
-    """Labelled pairs in batches of one topic, or of few; each pair comes once a turn.
+    """Labeled pairs in batches of one topic, or of few; each pair comes once a turn.
 
     Args:
         pairs: the pairs.
@@ -59,9 +59,9 @@ def by_topic(pairs: LabeledPairs, encoder: Encoder, batch_size: int, seed: int) 
 
 def build_tas_b(task: Task) -> Built:
     """Train as DPR does, on topic-aware batches."""
-    pairs, dev = task.labelled
+    pairs, dev = task.labeled
     recipe = replace(task.recipe, mode="supervised", tree=False, negatives="none")
-    devset = labelled_devset(task.corpus, *dev, recipe.dev_pool, recipe.seed)
+    devset = labeled_devset(task.corpus, *dev, recipe.dev_pool, recipe.seed)
     encoder = task.start_encoder(devset)
     start = time.perf_counter()
     topical = by_topic(LabeledPairs(task.corpus, *pairs), encoder, recipe.batch_size, recipe.seed)

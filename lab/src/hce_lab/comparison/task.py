@@ -47,8 +47,8 @@ class Task:
         corpus: the documents.
         encoder: the spec of the encoder to start from; each system loads its own, because training changes it.
         recipe: budget and seed of the encoder that a rival trains.
-        pairs: labelled queries to train on.
-        dev: labelled queries to choose by; none of them is among `pairs`.
+        pairs: labeled queries to train on.
+        dev: labeled queries to choose by; none of them is among `pairs`.
         generated: generated queries.
         folder: where a training run keeps its state until it is done; None keeps none.
         progress: show bars.
@@ -85,8 +85,8 @@ class Task:
         return replace(self, recipe=replace(self.recipe, **settings), defaults=defaults)
 
     @property
-    def labelled(self) -> tuple[Labels, Labels]:
-        """The labelled queries to train on and those to choose by, for systems that cannot do without."""
+    def labeled(self) -> tuple[Labels, Labels]:
+        """The labeled queries to train on and those to choose by, for systems that cannot do without."""
         if self.pairs is None or self.dev is None:
             raise InputError(f"this system needs {LACKS['labels']}")
         return self.pairs, self.dev

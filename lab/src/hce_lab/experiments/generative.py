@@ -4,7 +4,7 @@
     python -m hce_lab generative data/squad --one-seed nci,genret,seal --set epochs=20
     python -m hce_lab generative data/scifact --encoder google-t5/t5-base --generated scifact-queries.jsonl
 
-All get the same labelled queries, pseudo-queries, budget and seeds. hce-paper is HCE-J by the paper's own recipe, hce
+All get the same labeled queries, pseudo-queries, budget and seeds. hce-paper is HCE-J by the paper's own recipe, hce
 what `hce train` does. Systems that a collection does not allow are passed over.
 """
 
@@ -26,7 +26,7 @@ from hce_lab.experiments.page import Page, seeds_note, table
 
 ABOUT = """
 Generative retrievers write the id of a document in place of comparing vectors. Here they are trained on the same
-labelled queries and pseudo-queries, for as many steps and from the same encoder as all others. Look at the best of them
+labeled queries and pseudo-queries, for as many steps and from the same encoder as all others. Look at the best of them
 beside ct, contrastive training without a tree, and beside hce.
 
 What these figures cannot show: the published systems start from a T5 whose decoder has been pretrained, and train for

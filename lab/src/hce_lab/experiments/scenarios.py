@@ -26,7 +26,7 @@ from hce_lab.experiments.common import MODES, bench_of, command_line, names, run
 from hce_lab.experiments.page import Page, Panel, Series, seeds_note, table
 
 ABOUT = """
-The same collection with no labels (unsupervised: spans of documents are the queries), with labelled queries alone
+The same collection with no labels (unsupervised: spans of documents are the queries), with labeled queries alone
 (supervised), and with both (joint); each with the tree (hce) and by the same training without it (no-tree), beside the
 encoder as given (untrained). Look for
 what joint training adds to supervised, most of all where documents have no training queries (squad: test; test_seen has

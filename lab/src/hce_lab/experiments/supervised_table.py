@@ -1,4 +1,4 @@
-"""The supervised table: HCE trained on labelled queries and documents together, beside its parts and its rivals.
+"""The supervised table: HCE trained on labeled queries and documents together, beside its parts and its rivals.
 
     python -m hce_lab supervised_table data/squad --splits test,test_seen --output docs/results
     python -m hce_lab supervised_table data/squad --generated squad-queries.jsonl
@@ -20,8 +20,8 @@ from hce_lab.experiments.common import MEASURES, bench_of, command_line, names, 
 from hce_lab.experiments.page import Page, seeds_note, table
 
 ABOUT = """
-All systems learn from the same labelled queries, start from the same encoder and choose by the same dev queries. hce is
-what `hce train` does, joint training on labelled queries and pseudo-queries; hce-eq5 is the same with the paper's level
+All systems learn from the same labeled queries, start from the same encoder and choose by the same dev queries. hce is
+what `hce train` does, joint training on labeled queries and pseudo-queries; hce-eq5 is the same with the paper's level
 losses (HCE-J). Splits differ in what training has seen of their documents: in squad, which stands in for NQ320k, the
 documents of test_seen have training queries and those of test have none. Look at hce beside no-tree, the same training
 without the tree, beside ct, which mines its negatives from all documents, and at what each loses from seen to unseen.

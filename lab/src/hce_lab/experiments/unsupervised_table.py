@@ -16,7 +16,7 @@ from hce_lab.experiments.common import bench_of, command_line, for_mode, names, 
 from hce_lab.experiments.page import Page, Panel, Series, seeds_note, table
 
 ABOUT = """
-Every system is given the documents of a collection and nothing else: no labelled query is trained on or chosen by.
+Every system is given the documents of a collection and nothing else: no labeled query is trained on or chosen by.
 Each is trained on each collection by itself, then asked that collection's test queries. Look at hce-hybrid, which is
 what `hce train` and `hce search` do, beside hybrid, the best that can be had without training; at hce, the same by
 vectors alone, beside no-tree, which is trained without the tree; and at BM25, which an encoder that knows nothing of
