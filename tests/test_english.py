@@ -48,7 +48,7 @@ NO_VERB = re.compile(
 # What there is now; tests fail where there is more.
 LONG_SENTENCES: dict[str, int] = {}
 MARKED_WORDS: dict[str, int] = {}
-IN_DOCSTRINGS = {"long first lines": 447, "no verb first": 1, "long sentences": 27, "marked words": 102, "British": 9}
+IN_DOCSTRINGS = {"long first lines": 378, "no verb first": 0, "long sentences": 23, "marked words": 46, "British": 5}
 
 
 def prose(text: str) -> str:

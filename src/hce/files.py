@@ -1,8 +1,8 @@
 """Files and folders that appear whole or not at all, and work that a crash leaves unfinished.
 
-What is written is written beside its place, flushed to disk, then renamed. What is on its way is locked, so that what
+What is written is written next to its place, flushed to disk, then renamed. What is on its way is locked, so that what
 a killed process left of it is known by its open lock, and deleted when the same is written again. Unfinished work is
-kept beside its output, with a mapping of what it belongs to, so that only the same work is ever continued.
+kept next to its output, with a mapping of what it belongs to, so that only the same work is ever continued.
 
 At the end: pages of mapped files, which count as memory of the process until they are given back.
 """

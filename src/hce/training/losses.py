@@ -438,8 +438,8 @@ def hce_loss(
         levels: The first M levels, from the one below the root downwards; may be empty.
         sampled: One entry for each of the levels M + 1 … L; None for in-batch negatives only.
         temperature: τ, of the documents.
-        level_temperature: τ_h, of the levels; τ if not given, as in the paper. Softer (0.15 beside τ = 0.05) was better
-            in our measurements.
+        level_temperature: τ_h, of the levels; τ if not given, as in the paper. Softer (0.15 next to τ = 0.05) was
+            better in our measurements.
         level_target: "node" is Eq. 5; "document" has a query go the way of its document, see `divergence`.
         level_weight: What the level losses count, 1 in the paper; their values are reported unweighted.
         pairing: Which query belongs to which document, across processes, and the masks.

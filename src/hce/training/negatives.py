@@ -315,7 +315,7 @@ def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negat
 
     The default depends on whether queries are labeled or generated.
 
-    Such queries are contrasted with what they would wrongly find, and pseudo-queries beside them too. Without
+    Such queries are contrasted with what they would wrongly find, and pseudo-queries next to them too. Without
     labels the documents near a pseudo-query are mostly as right as its own, and siblings do less harm.
     """
     if recipe.negatives == "auto":

@@ -58,8 +58,8 @@ class Recipe:
     )
     train: WhatIsTrained = _option(
         "auto",
-        "companion: tables of the corpus's tokens and words, beside the encoder as it is; encoder: the encoder itself; "
-        "both; auto: both for a static encoder, whose companion is the words, companion for a transformer",
+        "companion: tables of the corpus's tokens and words, next to the unchanged encoder; encoder: the encoder "
+        "itself; both; auto: both for a static encoder, whose companion is the words, companion for a transformer",
     )
     language: str = _option("english", "whose word endings are cut off in the table of the corpus's words, or none")
     most_documents: int = _option(
@@ -108,7 +108,7 @@ class Recipe:
         "what a query is to be like at each level: node, the node above its document (Eq. 5), or document, softly, "
         "wherever its document itself would go",
     )
-    level_weight: float = _option(1.0, "what the level losses count beside the document loss")
+    level_weight: float = _option(1.0, "what the level losses count next to the document loss")
     negatives: Sampling = _option(
         "auto",
         "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded anew "
@@ -126,7 +126,7 @@ class Recipe:
         True, "do not use other right documents of a query, or doubles of its document, as negatives; off in the paper"
     )
     margin: float = _option(0.0, "documents with an inner product above this to the right one are no negatives; 0: off")
-    alpha: float = _option(0.5, "weight of the unsupervised loss beside the supervised one")
+    alpha: float = _option(0.5, "weight of the unsupervised loss next to the supervised one")
     pseudo: Pseudo = _option("ict", "pseudo-queries: spans of the document (ict), or the document again (simcse)")
     span_lengths: tuple[int, ...] = _option((8, 16, 32), "lengths of ICT spans; the paper has 64")
     span_unit: SpanUnit = _option(
@@ -198,7 +198,7 @@ class Recipe:
 
     @classmethod
     def paper(cls, *, documents: int | None = None, **settings: Any) -> Recipe:
-        """Return the paper's settings, to the letter where it tells, with some replaced; see docs/how-it-works.md.
+        """Return the paper's settings, with some replaced; where it names none, ours stand. See docs/how-it-works.md.
 
         The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (`chunk_size`), which gives
         the same gradients, but for what dropout draws, in less memory.
@@ -268,7 +268,7 @@ def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
 
 
 def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
-    """Return how a token table is trained beside a transformer that is trained too.
+    """Return how a token table is trained next to a transformer that is trained too.
 
     It is measured by the same documents, and has a tree where the transformer has one, of the same kind.
     """

@@ -74,8 +74,8 @@ def train(
         log: queries that people asked, without answers, or their mean by this encoder, which `hce serve
             --learn-queries` keeps. It is subtracted from a transformer's queries. No query is kept.
         recipe: the settings; by default those that measured best for this kind of encoder.
-        output: a new folder for the model; the state of the run is kept beside it until it is done.
-        resume: continue the unfinished run that is kept beside `output`, if there is one.
+        output: a new folder for the model; the state of the run is kept next to it until then.
+        resume: continue the unfinished run that is kept next to `output`, if there is one.
         progress: show bars.
         on_epoch: called with each epoch as it is finished.
         label_files: where the labels came from, as `hce train --labels` names them; kept with the model for its report.
@@ -137,7 +137,7 @@ class _Training(NamedTuple):
     on_epoch: Callable[[Epoch], None]
 
     def run(self) -> Fit:
-        """Train what the recipe says, and put companions beside the encoder where it says so."""
+        """Train what the recipe says, and put companions next to the encoder where it says so."""
         if self.recipe.train == "encoder":
             return without_companions(self.corpus, self._fit(self.given))
         if self.recipe.train == "companion":
@@ -145,7 +145,7 @@ class _Training(NamedTuple):
         return self._table_and_words() if self.given.is_table else self._transformer_and_companion()
 
     def _companion(self) -> Fit:
-        """Train a transformer's token table, and put it beside the transformer, which stays unchanged."""
+        """Train a transformer's token table, and put it next to the transformer, which stays unchanged."""
         fit = self._fit(self.given.token_table())
         return self._accompanied(self.given, fit, [fit.result.encoder])
 
