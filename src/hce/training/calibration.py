@@ -68,16 +68,7 @@ def calibrate(
     language: str,
     similarities: Similarities | None = None,
 ) -> Calibration:
-    """Choose the shares by questions.
-
-    Args:
-        questions: what to choose by; None keeps the usual shares, without companions.
-        corpus: the documents.
-        vectors_at: the vectors by the companions' share; asked only at 0 where `usual` has no companions.
-        usual: where the shares start.
-        language: whose word endings are cut off.
-        similarities: of tokens; None where there are no tokens.
-    """
+    """Choose the shares by questions."""
     usual = usual if similarities else usual._replace(tokens=0.0)
     if questions is None:
         return Calibration(usual._replace(companions=0.0))
@@ -118,16 +109,7 @@ def calibrate_unlabeled(
     space: TokenSpace | None = None,
     known: KnownCodes | None = None,
 ) -> Calibration:
-    """Choose how much words and tokens count in a search of this corpus, by questions cut out of some documents.
-
-    Args:
-        corpus: the documents.
-        encoder: of documents and questions, with its companions if it has any.
-        vectors: of the documents, of shape (N, n).
-        language: whose word endings are cut off.
-        space: of the tokens; without one, tokens count nothing.
-        known: from texts to the codes of their tokens, where these are kept.
-    """
+    """Choose how much words and tokens count in a search of this corpus, by questions cut out of some documents."""
     questions = cut_questions(corpus, seed=0)
     usual = usual_shares(encoder)
     if questions is None:

@@ -111,19 +111,7 @@ def co_train(
     progress: bool = False,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Fit:
-    """Run Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them.
-
-    Args:
-        corpus: the documents.
-        encoder: F0; its weights are changed in place.
-        sources: where pairs come from.
-        devset: what decides.
-        recipe: the settings.
-        ndcg_before: NDCG@10 of each held-out query, by kind, by the encoder as it was given, for the result.
-        checkpoints: where to keep the state; what an earlier, unfinished run left there is continued.
-        progress: show a bar.
-        on_epoch: called with each `Epoch` as it is finished.
-    """
+    """Run Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them."""
     start_weights = weights_of(encoder)
     trainer = Trainer(corpus, encoder, sources, recipe)
     run = unfinished_run(trainer, checkpoints)
@@ -149,15 +137,7 @@ def co_train(
 
 
 def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, clustering_number: int) -> Hierarchy:
-    """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone.
-
-    Args:
-        vectors: the documents' vectors, of shape (N, n).
-        recipe: the settings.
-        encoder: whose device computes.
-        clustering_number: 0 for the first clustering of a run, e for that after epoch e, epochs + 1 for that of the
-            weights to return; added to the recipe's seed.
-    """
+    """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone."""
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
     with working_together():
@@ -298,16 +278,7 @@ def load_kept(
     devset: DevSet,
     recipe: Recipe,
 ) -> Mix:
-    """Set the encoder's weights to those that the recipe keeps.
-
-    Args:
-        encoder: has the weights of the last epoch.
-        start_weights: F0.
-        best_weights: of the epoch that was best on dev; F0 where none was better.
-        history: an entry for each epoch, the start included.
-        devset: the held-out queries.
-        recipe: the settings.
-    """
+    """Set the encoder's weights to those that the recipe keeps."""
     best_number, last_number = best_epoch(history), history[-1].epoch
     weights = {best_number: best_weights, last_number: weights_of(encoder)}
     if recipe.keep == "mix":
@@ -336,16 +307,7 @@ def load_best_mix(
     devset: DevSet,
     recipe: Recipe,
 ) -> Mix:
-    """Set the encoder's weights to the best mix with one of some trained ones.
-
-    Args:
-        encoder: whose weights they are.
-        start_weights: F0.
-        trained_by_epoch: F′ of one or more epochs, the most trusted first: that one is chosen where labeled queries do
-            not clearly say otherwise.
-        devset: the held-out queries.
-        recipe: the settings.
-    """
+    """Set the encoder's weights to the best mix with one of some trained ones."""
     trust = list(trained_by_epoch)
     load_mix(encoder, start_weights, trained_by_epoch[trust[0]], 0.0)
     unmixed = devset.ndcg(encoder)
@@ -401,10 +363,6 @@ def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -
     """Return whether the mean over kinds rose by more than two standard errors of the paired differences.
 
     Nothing is clear where a kind has a single query, whose difference may be anything.
-
-    Args:
-        before: NDCG@10 of each query of each kind.
-        after: the same queries' NDCG@10.
     """
     differences = [after[kind] - ndcg for kind, ndcg in before.items()]
     if min(map(len, differences)) < 2:

@@ -58,17 +58,7 @@ def with_companions(
     log: Sequence[str] | QueryMean = (),
     progress: bool,
 ) -> Fit:
-    """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search.
-
-    Args:
-        corpus: the documents.
-        encoder: the one that was trained, or, if only a companion was, the transformer as given.
-        learned: what came of training.
-        tables: token tables that were trained, at most one.
-        run_folder: where an unfinished run keeps its state, if it does.
-        log: queries that people asked, or their mean by this encoder.
-        progress: show a bar.
-    """
+    """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search."""
     was_trained = encoder is learned.result.encoder
     devset = learned.devset if was_trained else _few_queries(learned.devset, learned.measured, learned.result.recipe)
     questions = _questions(corpus, devset, learned)
@@ -158,16 +148,7 @@ def _measured(
     chosen_by: Sequence[Encoder],
     vectors: np.ndarray,
 ) -> Fit:
-    """Return the fit of an encoder with its companions or centers: its dev measures and its tree.
-
-    Args:
-        corpus: the documents.
-        learned: what came of training.
-        devset: the held-out queries.
-        encoders: the first part as given, with its queries moved where labels do that, and the encoder to return.
-        chosen_by: its companions, fitted without the measured documents.
-        vectors: of the documents by the first part.
-    """
+    """Return the fit of an encoder with its companions or centers: its dev measures and its tree."""
     result, (given, encoder, accompanied) = learned.result, encoders
     was_trained, has_companions = given is result.encoder, len(accompanied.shares) > 1
     alone = devset.encode(encoder, vectors)
@@ -248,15 +229,7 @@ def log_centers(log: QueryMean, vectors: np.ndarray) -> np.ndarray:
 
 
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
-    """Learn the corpus's own words; none, where its documents do not share enough of them.
-
-    Args:
-        corpus: the documents.
-        encoder: whose companion the words become: they compute on the same device.
-        language: whose endings are cut off.
-        without: positions of documents that are not to be learned from.
-        seed: same seed, same result.
-    """
+    """Learn the corpus's own words; none, where its documents do not share enough of them."""
     try:
         table = fit_words(corpus, language=language, without=without, seed=seed)
     except InputError as error:

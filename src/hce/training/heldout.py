@@ -108,12 +108,7 @@ class DevSet:
         return means(self.ndcg(encoder, vectors))
 
     def ndcg(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """Measure NDCG@10 for each query of each kind, of shape (queries,).
-
-        Args:
-            encoder: what is measured.
-            vectors: the vectors of the whole corpus by this encoder, if someone has them already.
-        """
+        """Measure NDCG@10 for each query of each kind, of shape (queries,)."""
         return self.ndcg_of(self.encode(encoder, vectors))
 
     def encode(self, encoder: Encoder, vectors: np.ndarray | None = None, *, zeros: bool = False) -> DevVectors:
@@ -152,11 +147,7 @@ def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
 
 
 def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
-    """Ask labeled queries of a pool: their answers and random others.
-
-    Raises:
-        InputError: no query has an answer in the corpus.
-    """
+    """Ask labeled queries of a pool: their answers and random others."""
     position_of = {document_id: position for position, document_id in enumerate(corpus.ids)}
     texts, answers = [], []
     for query_id in qrels:
@@ -174,18 +165,7 @@ def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, p
 def pseudo_devset(
     corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
 ) -> DevSet:
-    """Make queries of documents in several ways; skip duplicates.
-
-    Args:
-        corpus: the documents.
-        measured: positions of those that queries are made of.
-        pool_size: how many documents are searched, those that queries are made of among them; 0: all.
-        seed: same seed, same pool and same spans.
-        are_held_out: whether those documents are not trained on; the name of the metric tells.
-
-    Raises:
-        InputError: the documents are too short, or all of them have doubles.
-    """
+    """Make queries of documents in several ways; skip duplicates."""
     groups = corpus.text_groups
     measured = measured[np.bincount(groups)[groups[measured]] == 1]
     if not len(measured):

@@ -61,14 +61,6 @@ def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = 
     """Compute L_C (Eq. 1): −log softmax of the positive, per query.
 
     Takes scores, already divided by the temperature. A query without an allowed negative has loss 0 and gradient 0.
-
-    Args:
-        positive: Scores of the positives, of shape (B,).
-        negatives: Scores of the negatives, of shape (B, K); the positive is not among them.
-        forbidden: True where a negative is to be left out, of shape (B, K).
-
-    Returns:
-        The losses, of shape (B,).
     """
     # Relative to the positive, so that a small loss is not lost in the rounding of two large numbers.
     gaps = negatives - positive[:, None]  # (B, K)
@@ -157,16 +149,7 @@ def _and_own(forbidden: Tensor | None, scores: Tensor, own_column: Tensor) -> Te
 
 
 def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
-    """Mark candidates that are among the row's known positives.
-
-    Args:
-        known: Positions of the documents, or numbers of the nodes, that are right for each query, padded with −1, of
-            shape (B, P).
-        candidates: Positions or nodes, of shape (G,) or (B, S).
-
-    Returns:
-        A mask of shape (B, G) or (B, S).
-    """
+    """Mark candidates that are among the row's known positives."""
     candidates = candidates.expand(len(known), candidates.shape[-1]).contiguous()  # (B, G)
     if known.shape[1] == 0:
         return torch.zeros_like(candidates, dtype=torch.bool)
@@ -267,14 +250,6 @@ def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
     Serves two: at a level, the target is the scores of a query's document with the nodes, so that the query goes the
     way of its document, and the gradient is 0 where both score alike: nothing is drawn to a centroid. And among a
     document's neighbors, the target is what a teacher thinks of them. No gradient passes through the target.
-
-    Args:
-        scores: Those of the queries, of shape (B, K).
-        target: Scores to be like, up to a constant a row, of shape (B, K).
-        forbidden: True where a column does not count, of shape (B, K); in every row some column does.
-
-    Returns:
-        The losses, of shape (B,).
     """
     wanted = target.detach().masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
     found = scores.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)

@@ -199,11 +199,7 @@ class ModelFacts:
 
     @classmethod
     def read(cls, folder: str | Path) -> ModelFacts:
-        """Read the facts of a model's folder.
-
-        Raises:
-            FormatError: nothing of hce is there, it is damaged, or a newer version wrote it.
-        """
+        """Read the facts of a model's folder."""
         path = Path(folder) / FACTS
         if not is_file(path):
             raise FormatError(f"{folder}: no model of hce there ({FACTS} is missing); 'hce train' writes one")
@@ -295,11 +291,7 @@ def save_model(
     queries: Iterable[DevQuery] = (),
     label_files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a model's folder, atomically.
-
-    Raises:
-        InputError: the folder is there already and not empty.
-    """
+    """Write a model's folder, atomically."""
     facts = ModelFacts(
         format=FORMAT,
         hce=__version__,
@@ -387,11 +379,7 @@ def what_was_learned(facts: ModelFacts) -> str:
 
 
 def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
-    """Load the tree that was trained along with a model, if there is one and it is of this corpus.
-
-    Raises:
-        FormatError: the facts or the tree are damaged.
-    """
+    """Load the tree that was trained along with a model, if there is one and it is of this corpus."""
     tree, facts = Path(folder) / TREE, ModelFacts.find(folder)
     is_of_it = facts is not None and facts.corpus["fingerprint"] == corpus.fingerprint
     return Hierarchy.load(tree) if is_of_it and is_folder(tree) else None

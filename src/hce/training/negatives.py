@@ -32,17 +32,7 @@ TEMPERATURE = 0.1  # of BM25's scores, the best of which is 1
 
 
 def neighbors_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray) -> np.ndarray:
-    """Find the documents nearest to each document through the tree.
-
-    Args:
-        tree: the tree of all documents.
-        vectors: the documents' vectors, of shape (N, n).
-        count: how many neighbors at most.
-        held_out: positions of documents that are nobody's neighbors.
-
-    Returns:
-        Positions of shape (N, count), −1 where there are no more; a document is no neighbor of itself.
-    """
+    """Find the documents nearest to each document through the tree."""
     leaves = tree.walk(vectors, BEAM)[-1]
     found = tree.closest_children(tree.depth - 1, leaves, vectors, count + 1, vectors)  # (N, count + 1)
     found[(found == np.arange(len(found))[:, None]) | np.isin(found, held_out)] = -1
@@ -81,13 +71,6 @@ class WordTeacher:
         """Score a batch's documents and candidates by the batch's queries.
 
         The words of a query that was cut out of its document do not count there.
-
-        Args:
-            batch: pseudo-queries and their documents.
-            candidates: positions of shape (B, S).
-
-        Returns:
-            Scores of shape (B, 1 + S): of each query's own document, then of its candidates.
         """
         queries = self._counted(Counter(terms(text, self.language)) for text in batch.queries)
         count = len(batch.queries)
@@ -101,16 +84,6 @@ class WordTeacher:
         """Score documents by queries, pair by pair.
 
         With `cut` 1, the document is scored as if it lacked the query's words.
-
-        Args:
-            queries: the words of the queries.
-            rows: which query each pair has, of shape (pairs,).
-            positions: which document each pair has, of shape (pairs,).
-            cut: 1 where the query's words are taken off the document's, once each time that the query has them; 0
-                where the document counts as it is; of shape (pairs,).
-
-        Returns:
-            Scores of shape (pairs,).
         """
         query_counts = queries.counts[rows]  # (pairs, words)
         shared = self.documents.counts[positions].multiply(query_counts > 0).tocsr()
@@ -136,15 +109,7 @@ class WordTeacher:
 def teacher_scores_of(
     teacher: WordTeacher, batch: Batch, neighbors: np.ndarray, vectors: np.ndarray, device: torch.device
 ) -> TeacherScores:
-    """Return the neighbors of a batch's documents and the teacher's scores.
-
-    Args:
-        teacher: knows the words.
-        batch: pseudo-queries.
-        neighbors: of every document of the corpus, see `neighbors_of`.
-        vectors: of every document, as clustering saw them.
-        device: where to put what is returned.
-    """
+    """Return the neighbors of a batch's documents and the teacher's scores."""
     candidates = neighbors[batch.positions]  # (B, S)
     none = candidates < 0
     candidates = np.where(none, batch.positions[:, None], candidates)

@@ -91,16 +91,6 @@ def false_negatives(
 
     Such a candidate is the positive itself, another known positive, has the text of one of them, or (with a margin)
     nearly the vector of the positive. Serves both places: candidates of the batch (G,) and sampled ones (B, S).
-
-    Args:
-        positives: Each query's document, (B,).
-        candidates: The documents to judge, (G,) or (B, S).
-        known: Positions of known positives of each query, padded with −1, of shape (B, P).
-        known_groups: Their groups, in the same way.
-        margin: Inner product above which a candidate is a near-duplicate; None switches that mask off.
-
-    Returns:
-        A mask of shape (B, G) or (B, S), for `forbidden_batch` or `forbidden_sampled`.
     """
     forbidden = same(positives.positions, candidates.positions)
     if known is not None:
@@ -206,13 +196,7 @@ class HCELoss(nn.Module):
     def summands(
         self, embeddings: Sequence[Tensor], positions: Positions, teacher: TeacherScores | None = None
     ) -> HCESummands:
-        """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives.
-
-        Args:
-            embeddings: At least the first two columns.
-            positions: Of the documents, the sampled negatives and what is known to be right.
-            teacher: Neighbors of the documents, and what a teacher thinks of them.
-        """
+        """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives."""
         if len(embeddings) < 2:
             raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
         queries, documents, *rest = (F.normalize(precise(each), dim=-1) for each in embeddings)
@@ -237,11 +221,7 @@ class HCELoss(nn.Module):
         return self.depth - len(self.centroids)
 
     def positions(self, labels: Tensor | None, sampled_count: int) -> Positions:
-        """Take the column `label` apart, of shape (B,), or (B, 1 + sampled columns + further known positives).
-
-        Raises:
-            InputError: it is not there, too narrow, or holds a position that the corpus does not have.
-        """
+        """Take the column `label` apart, of shape (B,), or (B, 1 + sampled columns + further known positives)."""
         if labels is None:
             raise InputError("HCELoss needs a column `label`: the position of the document in the corpus, from 0 on.")
         labels = labels.long().reshape(len(labels), -1)

@@ -104,11 +104,7 @@ def sources_and_devset(
 
 
 def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
-    """Hold a tenth of the labeled queries out, whole queries at a time.
-
-    Raises:
-        InputError: there are too few.
-    """
+    """Hold a tenth of the labeled queries out, whole queries at a time."""
     query_ids = list(labeled.qrels)
     if len(query_ids) < 2 * LEAST_DEV_QUERIES:
         raise InputError(
@@ -122,11 +118,7 @@ def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
 
 
 def _of_others(labels: Labels, corpus: Corpus, held_out: np.ndarray) -> Labels:
-    """Return the labels of all documents but those that are held out.
-
-    Raises:
-        InputError: nothing is left of them.
-    """
+    """Return the labels of all documents but those that are held out."""
     named = {judgment.document_id for judgment in labels.qrels.judgments()}
     found = labels.among(named - {corpus.ids[position] for position in held_out.tolist()})
     if not found.qrels:

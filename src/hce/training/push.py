@@ -63,9 +63,6 @@ def uploads_of(folder: Path) -> dict[str, Path | bytes]:
     """Return the files or contents to upload, by name: what `checksums.json` lists, and the model card.
 
     Held-out queries stay here, since they are texts of the corpus. Folders are cut to their last name.
-
-    Raises:
-        FormatError: hce wrote no model there, or it is damaged.
     """
     facts = ModelFacts.read(folder)
     require_undamaged(folder, REMEDY)

@@ -52,15 +52,7 @@ class Examples(NamedTuple):
 
 
 def with_query_map(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, devset: DevSet, seed: int) -> Encoder:
-    """Move an encoder's queries by what labels teach, as far as held-out ones gain.
-
-    Args:
-        encoder: a transformer without companions.
-        vectors: of the documents, of shape (N, n).
-        pairs: the labels to learn from.
-        devset: the held-out labels.
-        seed: same seed, same map.
-    """
+    """Move an encoder's queries by what labels teach, as far as held-out ones gain."""
     if len(pairs.texts) < LEAST_LABELS:
         return encoder
     learned = fit_query_map(examples_of(encoder, vectors, pairs, seed), seed)
@@ -127,11 +119,7 @@ def _loss(learned: Tensor, examples: Examples, batch: Tensor) -> Tensor:
 
 
 def least_of_the_best(ndcg: dict[float, np.ndarray]) -> float:
-    """Return the least strength that the best one is not clearly ahead of.
-
-    Args:
-        ndcg: of each held-out query, by strength, of shape (queries,).
-    """
+    """Return the least strength that the best one is not clearly ahead of."""
     best = max(ndcg, key=lambda strength: ndcg[strength].mean())
 
     def is_level(strength: float) -> bool:

@@ -52,11 +52,7 @@ class QueryMean:
 
     @classmethod
     def find(cls, index_folder: Path) -> QueryMean | None:
-        """Read what `hce serve --learn-queries` kept in the folder of an index; None if nothing is kept there.
-
-        Raises:
-            FormatError: the file is damaged.
-        """
+        """Read what `hce serve --learn-queries` kept in the folder of an index; None if nothing is kept there."""
         path = index_folder / FILE
         if not is_file(path):
             return None

@@ -73,13 +73,7 @@ def labeled_questions(devset: DevSet) -> Questions:
 
 
 def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) -> Questions | None:
-    """Cut questions out of some documents; return None if the documents are too few or too short.
-
-    Args:
-        corpus: the documents.
-        seed: same seed, same questions.
-        among: positions of the documents that may be asked about, such as those held out of training; by default all.
-    """
+    """Cut questions out of some documents; return None if the documents are too few or too short."""
     asked = _some_of(np.arange(len(corpus)) if among is None or not len(among) else among, len(corpus), seed)
     pool = with_random_others(len(corpus), asked, POOL, [seed, 17])
     rows = np.searchsorted(pool, asked).tolist()
@@ -229,15 +223,7 @@ def encoded_parts(
     pool_vectors: np.ndarray,
     tokens: PoolTokens | None = None,
 ) -> list[EncodedQuestions]:
-    """Encode questions and the texts that they are cut out of; companions encode the pool too.
-
-    Args:
-        questions: what is asked; without any, nothing is encoded.
-        corpus: the documents.
-        encoders: an encoder, and its companions, which may know nothing of a text.
-        pool_vectors: of the pool's documents by the first encoder, of shape (P, n).
-        tokens: where the first encoder's tokens are kept.
-    """
+    """Encode questions and the texts that they are cut out of; companions encode the pool too."""
     if questions is None:
         return []
     first, *companions = encoders

@@ -218,11 +218,7 @@ class Recipe:
 
     @classmethod
     def parsed(cls, name: str, text: str) -> Any:
-        """Read a setting's value from text, as the command line has it: 8,16 for lengths, all for levels, true, 0.5.
-
-        Raises:
-            InputError: there is no such setting, or it cannot have this value.
-        """
+        """Read a setting's value from text, as the command line has it: 8,16 for lengths, all for levels, true, 0.5."""
         defaults: dict[str, Any] = {each.name: each.default for each in fields(cls)}
         if name not in defaults:
             raise unknown_setting(name, defaults)
@@ -249,11 +245,7 @@ class Recipe:
 
 
 def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
-    """Read the settings that `--set` names, from texts such as levels=all; recipe=paper stands for all of the paper's.
-
-    Raises:
-        InputError: an item without =, an unknown setting, or a value that it cannot have.
-    """
+    """Read the settings that `--set` names, such as levels=all; recipe=paper stands for all of the paper's."""
     settings: dict[str, Any] = {}
     for item in items:
         name, equals, text = item.partition("=")
@@ -285,11 +277,7 @@ def unknown_setting(name: str, known: Iterable[str]) -> InputError:
 
 
 def parsed_value(name: str, text: str, default: Any) -> Any:
-    """Read a value from text by the type of the setting's default.
-
-    Raises:
-        InputError: the text is not of that type.
-    """
+    """Read a value from text by the type of the setting's default."""
     try:
         if isinstance(default, bool):
             return TRUTH[text.lower()]

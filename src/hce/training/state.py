@@ -96,12 +96,7 @@ class TrainingRun:
 
 
 def unfinished_run(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRun | None:
-    """Return the run that an earlier process left unfinished, if there is one; the trainer gets its state.
-
-    Raises:
-        InputError: the unfinished run has another identity.
-        FormatError: its state is damaged.
-    """
+    """Return the run that an earlier process left unfinished, if there is one; the trainer gets its state."""
     return None if checkpoints is None else checkpoints.resume(partial(_resumed, trainer, checkpoints))
 
 
@@ -199,12 +194,7 @@ class CheckpointFolder:
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
     def resume(self, restore: Callable[[Checkpoint], Restored]) -> Restored | None:
-        """Return what `restore` makes of the newest complete checkpoint; None where there is none.
-
-        Raises:
-            InputError: the checkpoint is of a run with another identity.
-            FormatError: the checkpoint is damaged.
-        """
+        """Return what `restore` makes of the newest complete checkpoint; None where there is none."""
         try:
             checkpoint = self.load()
             return None if checkpoint is None else restore(checkpoint)
@@ -217,11 +207,7 @@ class CheckpointFolder:
             ) from error
 
     def vectors_named(self, name: str) -> Path:
-        """Find the file of the documents' vectors by the name that a checkpoint has for its folder.
-
-        Raises:
-            FormatError: that is no such name.
-        """
+        """Find the file of the documents' vectors by the name that a checkpoint has for its folder."""
         if not re.fullmatch(r"vectors-[0-9]+", name):
             raise FormatError(f"{name!r} is no folder of vectors")
         return self.folder / name / "vectors.npy"

@@ -200,15 +200,7 @@ class _Training(NamedTuple):
 def start_encoder(
     corpus: Corpus, given: Encoder, devset: DevSet, given_dev: dict[str, float], recipe: Recipe
 ) -> Encoder:
-    """Return F0: the encoder as given, or, of a static one, its table fitted to the corpus where dev prefers that.
-
-    Args:
-        corpus: the documents.
-        given: the encoder as given.
-        devset: the held-out queries.
-        given_dev: the dev measures of the encoder as given.
-        recipe: the settings.
-    """
+    """Return F0: the encoder as given, or, of a static one, its table fitted to the corpus where dev prefers that."""
     if not recipe.fit_static or given.table is None:
         return given
     fitted = given.fitted_to(corpus)
@@ -248,11 +240,7 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
 
 
 def _check_log(log: Sequence[str] | QueryMean, given: Encoder, recipe: Recipe) -> None:
-    """Warn if a log changes nothing.
-
-    Raises:
-        InputError: the mean of queries is of another encoder.
-    """
+    """Warn if a log changes nothing."""
     if log and (given.is_table or recipe.train == "encoder"):
         logger.warning("the log of queries changes nothing: it does not center %s", given.name)
     elif isinstance(log, QueryMean) and log.encoder != given.fingerprint:

@@ -113,15 +113,6 @@ def evened(
     """Move nodes out of clusters that have too many documents.
 
     A cluster may have `LARGEST` times the mean number, where nodes are small enough.
-
-    Args:
-        nodes: unit rows of shape (nodes, n), float32.
-        sizes: the number of documents of each node.
-        parent: the cluster of each node.
-        centroids: of the clusters, unit rows of shape (clusters, n), float32.
-
-    Returns:
-        Each node's cluster, and the centroids.
     """
     most = LARGEST * sizes.sum() / len(centroids)
     for _ in range(ROUNDS):

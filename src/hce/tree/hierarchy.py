@@ -310,11 +310,7 @@ class Hierarchy:
         return 1 if level == 0 else len(self._parent(level))
 
     def document_counts(self, leaves: np.ndarray | None = None) -> list[np.ndarray]:
-        """Count the documents under each node, for the levels 0 … L−1.
-
-        Args:
-            leaves: the node in the last inner level of each document to count, if not those of the tree.
-        """
+        """Count the documents under each node, for the levels 0 … L−1."""
         leaves = self.document_parent if leaves is None else leaves
         counts = [np.bincount(leaves, minlength=self.node_count(self.depth - 1))]
         for level in reversed(self.levels):
@@ -326,9 +322,6 @@ class Hierarchy:
 
         Nodes of two trees have no common names. A document stays if it goes where most of its leaf goes; this is
         counted from both trees, and the larger churn is returned.
-
-        Raises:
-            InputError: the trees are of different numbers of documents.
         """
         if len(self) != len(other):
             raise InputError(f"churn compares trees of the same documents, not of {len(self)} and {len(other)}")
@@ -410,12 +403,7 @@ class Hierarchy:
         return [_grouped(self._parent(level + 1), self.node_count(level)) for level in range(self.depth)]
 
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Group the documents by their node at a level.
-
-        Returns:
-            The documents sorted by node, where each node's documents start among these, and of each document its rank
-            within its node, and its node.
-        """
+        """Group the documents by their node at a level."""
         if level not in self._by_node:
             node = self.nodes_at(level)
             order, start = _grouped(node, self.node_count(level))

@@ -1,9 +1,8 @@
 """Spherical k-means: the paper's Alg. 2 run to convergence, and a fast mode for many clusters.
 
-Knows nothing of trees or documents: rows in, unit centroids and one cluster a row out. The first half has the steps
-that both modes share: read unit rows, score, average, fill empty clusters. Rows are read in chunks and normalized as
-they are read, so a memory-mapped file is never copied completely. Where a step differs between the CPU and other
-devices, NumPy or SciPy is much faster than torch on the CPU.
+Knows nothing of trees or documents: rows in, unit centroids and one cluster a row out. Rows are read in chunks and
+normalized as they are read, so a memory-mapped file is never copied completely. Where a step differs between the CPU
+and other devices, NumPy or SciPy is much faster than torch on the CPU.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from hce.errors import InputError
 from hce.files import give_back
 from hce.processes import share_out
 
+logger = logging.getLogger(__name__)
+
 # Scores closer than this are ties (float32 noise of a 384-term dot product is near 1e-7), and a tie moves nobody.
 TIE = 5e-7
-
 # Rows up to this many bytes are held as one unit float32 copy; beyond it they are read from the input each time.
 HOLD_BYTES = 512 * 2**20
-
 # Products are made in blocks of this many bytes, one a worker, which stay in the processor's cache.
 _BLOCK_BYTES = 16 * 2**20
 _TILE = 8192  # centroids in a block
@@ -36,53 +35,177 @@ _SCATTERED = 1024  # rows from all over a mapped file, of which the system may m
 
 T = TypeVar("T")
 R = TypeVar("R")
-Made = Callable[[np.ndarray], torch.Tensor]
+KMeansMode = Literal["auto", "exact", "fast"]
+Init = Literal["points", "random"]
+Report = Callable[[int, float], None]
+
+
+class KMeansResult(NamedTuple):
+    """A clustering of N rows into k clusters.
+
+    Attributes:
+        centroids: unit rows of shape (k, n), float32.
+        assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way, and every
+            cluster has at least one row. In fast mode it is the nearest that was found: for a row in thousands, of
+            millions of rows for one in seventy, another one is nearer by a little.
+        mean_cosines: of the rows to their centroids, after each round; they never fall.
+        converged: False when the rounds ran out first.
+    """
+
+    centroids: np.ndarray
+    assignment: np.ndarray
+    mean_cosines: tuple[float, ...]
+    converged: bool
+
+
+def spherical_kmeans(
+    vectors: np.ndarray | torch.Tensor,
+    k: int,
+    *,
+    seed: int = 0,
+    mode: KMeansMode = "auto",
+    init: Init = "points",
+    max_rounds: int = 256,
+    device: torch.device | str | None = None,
+    on_round: Report = lambda number, mean_cosine: None,
+) -> KMeansResult:
+    """Cluster the directions of `vectors` into k non-empty clusters; the same seed gives the same result.
+
+    Args:
+        vectors: floats of shape (N, n), np.memmap included; rows need not be unit, their lengths are ignored.
+        k: number of clusters, 1 <= k <= N.
+        seed: of the generator that makes every random choice.
+        mode: "exact" is Alg. 2: each round compares every row with every centroid. "fast" starts from a two-level
+            clustering, compares rows with nearby centroids only and also makes the single-row moves that Alg. 2
+            cannot see. "auto" is fast where that pays.
+        init: how exact mode starts. "random" is the paper's a_i ~ Unif{1..k}; "points" takes k rows as centroids,
+            the default: on four sets of real vectors at 8 rows a cluster it ended higher (mean cosine 0.9868 against
+            0.9863 at the least, 0.606 against 0.563 at the most) in fewer rounds (11 to 16 against 14 to 22).
+        max_rounds: rounds before giving up on convergence; the paper saw fewer than 256.
+        device: where products are computed; by default the tensor's own device, or the CPU for an array.
+        on_round: called after each round with the round's number and its mean cosine.
+
+    Fewer distinct directions than k is no error: equal rows are then split over clusters with equal centroids.
+    """
+    if isinstance(vectors, torch.Tensor):
+        device = device or vectors.device
+        known = vectors.float() if vectors.dtype == torch.bfloat16 else vectors  # NumPy has no bfloat16
+        vectors = known.detach().cpu().numpy()
+    array = np.asarray(vectors)
+    _check(array, k, mode, init, max_rounds)
+    rows = unit_rows(array, torch.device(device or "cpu"))
+    rng = np.random.default_rng(seed)
+    if mode == "fast" or (mode == "auto" and _fast_pays(len(rows), k)):
+        from hce.tree.kmeans_fast import fast_kmeans  # which needs the steps that are shared here
+
+        result = KMeansResult(*fast_kmeans(rows, k, rng, max_rounds, on_round))
+    else:
+        result = _exact_kmeans(rows, _first_centroids(rows, k, init, rng), max_rounds, on_round)
+    if not result.converged:
+        logger.warning("k-means of %d rows into %d: still moving after %d rounds", len(rows), k, max_rounds)
+    return result
+
+
+def _exact_kmeans(rows: Rows, centroids: torch.Tensor, max_rounds: int, report: Report) -> KMeansResult:
+    """Run Alg. 2 from given centroids, until no assignment changes.
+
+    Neither step lowers the mean cosine: the normalized sum is the direction that scores its members best, a row only
+    moves to a better centroid, and filling an empty cluster raises its rows' scores.
+    """
+    assignment: np.ndarray | None = None
+    mean_cosines: list[float] = []
+    while True:
+        new, best = assign(rows, centroids, assignment)
+        fill_empty(rows, centroids, new, best)
+        mean_cosines.append(float(best.mean(dtype=np.float64)))
+        report(len(mean_cosines), mean_cosines[-1])
+        converged = assignment is not None and np.array_equal(new, assignment)
+        assignment = new
+        if converged or len(mean_cosines) == max_rounds:
+            return KMeansResult(centroids.cpu().numpy(), assignment, tuple(mean_cosines), converged)
+        centroids = normalized(member_sums(rows, assignment, len(centroids)), rows, assignment)
+
+
+def _first_centroids(rows: Rows, k: int, init: Init, rng: np.random.Generator) -> torch.Tensor:
+    if init == "points":
+        return rows.take(np.sort(rng.choice(len(rows), size=k, replace=False)))
+    assignment = rng.integers(k, size=len(rows))
+    missing = np.setdiff1d(np.arange(k), assignment)
+    assignment[spare_rows(assignment, np.zeros(len(rows)), k, len(missing))] = missing
+    return normalized(member_sums(rows, assignment, k), rows, assignment)
+
+
+def _fast_pays(count: int, k: int) -> bool:
+    # Measured at 8 rows a cluster: 5,183 x 648 took exact mode 0.6 s and fast 1.0 s; 20,958 x 2,620 3.8 s and 3.2 s.
+    return count * k > 2**24 and k >= 64
+
+
+def _check(vectors: np.ndarray, k: int, mode: str, init: str, max_rounds: int) -> None:
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise InputError(f"The vectors have shape {vectors.shape}; pass a non-empty array of shape (rows, dimensions).")
+    if not np.issubdtype(vectors.dtype, np.floating):
+        raise InputError(f"The vectors are of type {vectors.dtype}; convert them to a floating-point type.")
+    if not isinstance(k, (int, np.integer)) or not 1 <= k <= len(vectors):
+        raise InputError(
+            f"k = {k!r} clusters of {len(vectors)} rows; choose a whole number from 1 to the number of rows."
+        )
+    for name, value, allowed in (("mode", mode, get_args(KMeansMode)), ("init", init, get_args(Init))):
+        if value not in allowed:
+            raise InputError(f"{name} = {value!r} is unknown; choose one of {', '.join(allowed)}.")
+    if max_rounds < 1:
+        raise InputError(f"max_rounds = {max_rounds} leaves no round to run; pass 1 or more.")
+
+
+# ------------------------------------------------------------------------------------------------- rows
 
 
 class Rows:
-    """Unit float32 rows held on one device, of shape (N, n)."""
+    """Unit float32 rows on one device, of shape (N, n): held, or read from an array that is too large to copy.
 
-    def __init__(self, held: torch.Tensor) -> None:
-        self._held = held
-        self.device = held.device
-        self.shape: tuple[int, int] = (held.shape[0], held.shape[1])
+    Args:
+        source: the rows as a tensor that is held, or the array to read from.
+        device: of what is returned.
+        is_unit: whether an array's rows are unit vectors already.
+        index: which rows of an array; by default all.
+    """
+
+    def __init__(
+        self,
+        source: torch.Tensor | np.ndarray,
+        device: torch.device,
+        *,
+        is_unit: bool = True,
+        index: np.ndarray | None = None,
+    ) -> None:
+        self._source, self.device, self._is_unit, self._index = source, device, is_unit, index
+        self.shape: tuple[int, int] = (len(source) if index is None else len(index), source.shape[1])
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def span(self, start: int, stop: int) -> torch.Tensor:
         """Return rows start..stop, of shape (stop - start, n)."""
-        return self._held[start:stop]
+        if isinstance(self._source, torch.Tensor):
+            return self._source[start:stop]
+        return self._read(slice(start, stop)) if self._index is None else self._scattered(self._index[start:stop])
 
     def take(self, index: np.ndarray) -> torch.Tensor:
         """Return the rows at the given positions, of shape (len(index), n)."""
-        return take_rows(self._held, torch.from_numpy(index).to(self.device))
+        if isinstance(self._source, torch.Tensor):
+            return take_rows(self._source, torch.from_numpy(index).to(self.device))
+        return self._scattered(index if self._index is None else self._index[index])
 
     def subset(self, index: np.ndarray) -> Rows:
         """Return the rows at the given positions as `Rows` of their own."""
-        return Rows(self.take(index))
+        # Several subsets may be in use at once, so each holds little.
+        if isinstance(self._source, torch.Tensor) or len(index) * self.shape[1] * 4 <= HOLD_BYTES // 8:
+            return Rows(self.take(index), self.device)
+        index = index if self._index is None else self._index[index]
+        return Rows(self._source, self.device, is_unit=self._is_unit, index=index)
 
     def chunks(self, width: int) -> list[tuple[int, int]]:
         """Return ranges of rows such that a block of `width` float32 columns, or of the rows themselves, is small."""
         return chunk_ranges(len(self), max(width, self.shape[1]))
-
-
-class _SourceRows(Rows):
-    """Rows of an array too large to copy, made unit by `made` when they are read.
-
-    `index` picks some of them.
-    """
-
-    def __init__(self, source: np.ndarray, device: torch.device, made: Made, index: np.ndarray | None = None) -> None:
-        self._source, self._made, self._index = source, made, index
-        self.device = device
-        self.shape = (len(source) if index is None else len(index), source.shape[1])
-
-    def span(self, start: int, stop: int) -> torch.Tensor:
-        return self._read(slice(start, stop)) if self._index is None else self._scattered(self._index[start:stop])
-
-    def take(self, index: np.ndarray) -> torch.Tensor:
-        return self._scattered(index if self._index is None else self._index[index])
 
     def _scattered(self, index: np.ndarray) -> torch.Tensor:
         """Return rows from all over the source, few at a time, as the system maps more than each of them."""
@@ -92,37 +215,36 @@ class _SourceRows(Rows):
         return found
 
     def _read(self, picked: slice | np.ndarray) -> torch.Tensor:
-        """Return some rows, and give the pages of a mapped file back."""
-        rows = self._made(self._source[picked]).to(self.device)
+        """Return some rows of an array, and give the pages of a mapped file back."""
+        block = np.asarray(self._source)[picked]
+        # torch warns about arrays that cannot be written to, so those are copied.
+        rows = torch.from_numpy(np.require(block, requirements="W")) if self._is_unit else _unit(block)
+        rows = rows.to(self.device)
         give_back()
         return rows
 
-    def subset(self, index: np.ndarray) -> Rows:
-        if len(index) * self.shape[1] * 4 <= HOLD_BYTES // 8:  # several may be at work at once
-            return Rows(self.take(index))
-        return _SourceRows(self._source, self.device, self._made, index if self._index is None else self._index[index])
-
 
 def unit_rows(vectors: np.ndarray, device: torch.device) -> Rows:
-    """Return the rows as unit vectors, of shape (N, n).
-
-    Raises:
-        InputError: a row is zero or not finite; the first such is named.
-    """
+    """Return the rows as unit vectors, of shape (N, n); fail on the first row that is zero or not finite."""
     source = np.asarray(vectors)  # a plain view: indexing an np.memmap itself costs far more
     hold = source.size * 4 <= HOLD_BYTES
     held = torch.empty(source.shape, dtype=torch.float32, device=device) if hold else None
-    unit_already = source.dtype == np.float32
+    is_unit = source.dtype == np.float32
     for start, stop in chunk_ranges(*source.shape):
-        _check_rows(source[start:stop], start)
+        block = source[start:stop]
+        largest = np.abs(block).max(axis=1)  # NaN and infinity both survive the maximum
+        for bad, what in (
+            (~np.isfinite(largest), "holds a NaN or an infinity"),
+            (largest == 0, "is all zeros and has no direction"),
+        ):
+            if bad.any():
+                row = start + int(bad.argmax())
+                raise InputError(f"Row {row} of the vectors {what}; remove or re-encode that row.")
         if held is not None:
-            held[start:stop] = _unit(source[start:stop]).to(device)
-        elif unit_already:
-            squares = np.einsum("ij,ij->i", source[start:stop], source[start:stop])
-            unit_already = bool((np.abs(squares - 1) < 4 * TIE).all())
-    if held is not None:
-        return Rows(held)
-    return _SourceRows(source, device, _unchanged if unit_already else _unit)
+            held[start:stop] = _unit(block).to(device)
+        elif is_unit:
+            is_unit = bool((np.abs(np.einsum("ij,ij->i", block, block) - 1) < 4 * TIE).all())
+    return Rows(source, device, is_unit=is_unit) if held is None else Rows(held, device)
 
 
 def _unit(block: np.ndarray) -> torch.Tensor:
@@ -131,25 +253,13 @@ def _unit(block: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(scaled / np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None])
 
 
-def _unchanged(block: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.require(block, requirements="W"))  # torch warns of what cannot be written, so copy it
-
-
-def _check_rows(block: np.ndarray, start: int) -> None:
-    largest = np.abs(block).max(axis=1)  # NaN and infinity both survive the maximum
-    bad = ~np.isfinite(largest)
-    if bad.any():
-        row = start + int(bad.argmax())
-        raise InputError(f"Row {row} of the vectors holds a NaN or an infinity; remove or re-encode that row.")
-    if (largest == 0).any():
-        row = start + int((largest == 0).argmax())
-        raise InputError(f"Row {row} of the vectors is all zeros and has no direction; remove or re-encode that row.")
-
-
 def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
     """Split range(count) so that a float32 block of `width` columns stays within the block budget."""
     size = max(64, _BLOCK_BYTES // (4 * max(1, width)))
     return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+# ------------------------------------------------------------------------------------------------- work in threads
 
 
 def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
@@ -318,133 +428,3 @@ def spare_rows(assignment: np.ndarray, best: np.ndarray, k: int, count: int) -> 
     rank = np.arange(len(order)) - first[assignment[order]]
     spare = order[rank < sizes[assignment[order]] - 1]  # all but each cluster's best-fitting row
     return spare[np.argsort(best[spare], kind="stable")][:count]
-
-
-logger = logging.getLogger(__name__)
-
-KMeansMode = Literal["auto", "exact", "fast"]
-Init = Literal["points", "random"]
-
-
-class KMeansResult(NamedTuple):
-    """A clustering of N rows into k clusters.
-
-    Attributes:
-        centroids: unit rows of shape (k, n), float32.
-        assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way, and every
-            cluster has at least one row. In fast mode it is the nearest that was found: for a row in thousands, of
-            millions of rows for one in seventy, another one is nearer by a little.
-        mean_cosines: of the rows to their centroids, after each round; they never fall.
-        converged: False when the rounds ran out first.
-    """
-
-    centroids: np.ndarray
-    assignment: np.ndarray
-    mean_cosines: tuple[float, ...]
-    converged: bool
-
-
-def spherical_kmeans(
-    vectors: np.ndarray | torch.Tensor,
-    k: int,
-    *,
-    seed: int = 0,
-    mode: KMeansMode = "auto",
-    init: Init = "points",
-    max_rounds: int = 256,
-    device: torch.device | str | None = None,
-    on_round: Callable[[int, float], None] | None = None,
-) -> KMeansResult:
-    """Cluster the directions of `vectors` into k non-empty clusters; the same seed gives the same result.
-
-    Args:
-        vectors: floats of shape (N, n), np.memmap included; rows need not be unit, their lengths are ignored.
-        k: number of clusters, 1 <= k <= N.
-        seed: of the generator that makes every random choice.
-        mode: "exact" is Alg. 2: each round compares every row with every centroid. "fast" starts from a two-level
-            clustering, compares rows with nearby centroids only and also makes the single-row moves that Alg. 2
-            cannot see. "auto" is fast where that pays.
-        init: how exact mode starts. "random" is the paper's a_i ~ Unif{1..k}; "points" takes k rows as centroids,
-            the default: on four sets of real vectors at 8 rows a cluster it ended higher (mean cosine 0.9868 against
-            0.9863 at the least, 0.606 against 0.563 at the most) in fewer rounds (11 to 16 against 14 to 22).
-        max_rounds: rounds before giving up on convergence; the paper saw fewer than 256.
-        device: where products are computed; by default the tensor's own device, or the CPU for an array.
-        on_round: called after each round with the round's number and its mean cosine.
-
-    Fewer distinct directions than k is no error: equal rows are then split over clusters with equal centroids.
-    """
-    device = torch.device(device or (vectors.device if isinstance(vectors, torch.Tensor) else "cpu"))
-    array = _as_array(vectors)
-    _check(array, k, mode, init, max_rounds)
-    rows = unit_rows(array, device)
-    rng = np.random.default_rng(seed)
-    report = on_round or (lambda number, mean_cosine: None)
-    if mode == "fast" or (mode == "auto" and _fast_pays(len(rows), k)):
-        from hce.tree.kmeans_fast import fast_kmeans  # which needs the steps that are shared here
-
-        result = KMeansResult(*fast_kmeans(rows, k, rng, max_rounds, report))
-    else:
-        result = _exact_kmeans(rows, _first_centroids(rows, k, init, rng), max_rounds, report)
-    if not result.converged:
-        logger.warning("k-means of %d rows into %d: still moving after %d rounds", len(rows), k, max_rounds)
-    return result
-
-
-def _as_array(vectors: np.ndarray | torch.Tensor) -> np.ndarray:
-    if not isinstance(vectors, torch.Tensor):
-        return np.asarray(vectors)
-    known = vectors.float() if vectors.dtype == torch.bfloat16 else vectors  # NumPy has no bfloat16
-    return known.detach().cpu().numpy()
-
-
-def _exact_kmeans(
-    rows: Rows, centroids: torch.Tensor, max_rounds: int, report: Callable[[int, float], None]
-) -> KMeansResult:
-    """Run Alg. 2 from given centroids, until no assignment changes.
-
-    Neither step lowers the mean cosine: the normalized sum is the direction that scores its members best, a row only
-    moves to a better centroid, and filling an empty cluster raises its rows' scores.
-    """
-    assignment: np.ndarray | None = None
-    mean_cosines: list[float] = []
-    while True:
-        new, best = assign(rows, centroids, assignment)
-        fill_empty(rows, centroids, new, best)
-        mean_cosines.append(float(best.mean(dtype=np.float64)))
-        report(len(mean_cosines), mean_cosines[-1])
-        converged = assignment is not None and np.array_equal(new, assignment)
-        assignment = new
-        if converged or len(mean_cosines) == max_rounds:
-            return KMeansResult(centroids.cpu().numpy(), assignment, tuple(mean_cosines), converged)
-        centroids = normalized(member_sums(rows, assignment, len(centroids)), rows, assignment)
-
-
-def _first_centroids(rows: Rows, k: int, init: Init, rng: np.random.Generator) -> torch.Tensor:
-    if init == "points":
-        return rows.take(np.sort(rng.choice(len(rows), size=k, replace=False)))
-    assignment = rng.integers(k, size=len(rows))
-    missing = np.setdiff1d(np.arange(k), assignment)
-    assignment[spare_rows(assignment, np.zeros(len(rows)), k, len(missing))] = missing
-    return normalized(member_sums(rows, assignment, k), rows, assignment)
-
-
-def _fast_pays(count: int, k: int) -> bool:
-    # Measured at 8 rows a cluster: 5,183 x 648 took exact mode 0.6 s and fast 1.0 s; 20,958 x 2,620 3.8 s and 3.2 s.
-    return count * k > 2**24 and k >= 64
-
-
-def _check(vectors: np.ndarray, k: int, mode: str, init: str, max_rounds: int) -> None:
-    if vectors.ndim != 2 or 0 in vectors.shape:
-        raise InputError(f"The vectors have shape {vectors.shape}; pass a non-empty array of shape (rows, dimensions).")
-    if not np.issubdtype(vectors.dtype, np.floating):
-        raise InputError(f"The vectors are of type {vectors.dtype}; convert them to a floating-point type.")
-    if not isinstance(k, (int, np.integer)) or not 1 <= k <= len(vectors):
-        raise InputError(
-            f"k = {k!r} clusters of {len(vectors)} rows; choose a whole number from 1 to the number of rows."
-        )
-    if mode not in get_args(KMeansMode):
-        raise InputError(f"mode = {mode!r} is unknown; choose one of {', '.join(get_args(KMeansMode))}.")
-    if init not in get_args(Init):
-        raise InputError(f"init = {init!r} is unknown; choose one of {', '.join(get_args(Init))}.")
-    if max_rounds < 1:
-        raise InputError(f"max_rounds = {max_rounds} leaves no round to run; pass 1 or more.")

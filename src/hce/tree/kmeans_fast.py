@@ -14,17 +14,18 @@ head (`_Heads`). Choices are made by heads, and what was chosen is then measured
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
 from hce.tree.kmeans import (
     HOLD_BYTES,
     TIE,
+    Report,
     Rows,
     as_arrays,
     assign,
@@ -57,10 +58,7 @@ _PROBED_ROWS = 2**15  # rows that look at a time
 
 @dataclass
 class _State:
-    """A clustering in the making.
-
-    The sums are float64, so that thousands of single moves do not drift.
-    """
+    """A clustering in progress; sums are float64, so that thousands of single moves do not drift."""
 
     assignment: np.ndarray  # (N,)
     sums: torch.Tensor  # (k, n) float64
@@ -70,7 +68,6 @@ class _State:
 
     @property
     def mean_cosine(self) -> float:
-        """The mean cosine of rows to their centroids."""
         return float(self.lengths.sum(dtype=torch.float64)) / len(self.assignment)
 
 
@@ -78,20 +75,12 @@ class _Groups(NamedTuple):
     """Clusters in groups of near ones."""
 
     of: np.ndarray  # (k,) the group of each cluster
-    centres: torch.Tensor  # (groups, n or a head's width)
+    centers: torch.Tensor  # (groups, n or a head's width)
     near: np.ndarray  # (groups, near) the centroids nearest to each center
 
 
-class _Moves(NamedTuple):
-    """The best move of each row: where to, what the summed cosine gains by it, and if the target is nearer than now."""
-
-    target: np.ndarray  # (N,) int64
-    gain: np.ndarray  # (N,) float32
-    nearer: np.ndarray  # (N,) bool
-
-
 def fast_kmeans(
-    rows: Rows, k: int, rng: np.random.Generator, max_rounds: int, report: Callable[[int, float], None]
+    rows: Rows, k: int, rng: np.random.Generator, max_rounds: int, report: Report
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], bool]:
     """Return centroids, assignment, the mean cosine after each round and at the end, and if the rounds converged.
 
@@ -117,16 +106,13 @@ def fast_kmeans(
 
 def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
     sums = member_sums(rows, assignment, k)
-    return _State(
-        assignment,
-        sums,
-        normalized(sums, rows, assignment),
-        sums.norm(dim=1).float(),
-        np.bincount(assignment, minlength=k),
-    )
+    sizes = np.bincount(assignment, minlength=k)
+    return _State(assignment, sums, normalized(sums, rows, assignment), sums.norm(dim=1).float(), sizes)
 
 
-# --- heads ---
+# ------------------------------------------------------------------------------------------------- heads
+
+
 class _Heads:
     """Rows seen in the directions in which a sample of them varies most: a few coordinates, and the length of the rest.
 
@@ -136,65 +122,64 @@ class _Heads:
     """
 
     def __init__(self, rows: Rows, rng: np.random.Generator) -> None:
+        def directions(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            block = rows.take(index).double()
+            squared, found = torch.linalg.eigh(block.T @ block)  # the largest share of squared lengths last
+            share = squared.flip(0).cumsum(0) / squared.sum()
+            return share.cpu().numpy(), found.flip(1).T.float().cpu().numpy()
+
         sample = np.sort(rng.choice(len(rows), size=min(len(rows), _SAMPLE), replace=False))
         # In run_all for its single thread: with several, the last bits of the result depend on their number.
-        share, basis = run_all(lambda index: _directions(rows.take(index)), [sample], rows.device)[0]
+        share, basis = run_all(directions, [sample], rows.device)[0]
         widths = [width for width in _WIDTHS if width < rows.shape[1]]
         wide_enough = [width for width in widths if share[width - 1] >= _ENOUGH]
         self.enough = bool(wide_enough)
         self.width = min(wide_enough, default=max(widths, default=rows.shape[1]))
         self._basis = torch.from_numpy(basis[: self.width].copy()).to(rows.device)
         self._rows = rows
-        hold = self.enough and len(rows) * (self.width + 1) * 4 <= HOLD_BYTES
-        self._held = self._all() if hold else None
-
-    def _all(self) -> torch.Tensor:
-        rows = self._rows
-        parts = run_all(lambda limits: as_arrays(self.of(rows.span(*limits))), rows.chunks(0), rows.device)
-        return torch.from_numpy(end_to_end(parts)[0]).to(rows.device)
+        self._held: torch.Tensor | None = None
+        if self.enough and len(rows) * (self.width + 1) * 4 <= HOLD_BYTES:
+            parts = run_all(lambda limits: as_arrays(self.span(*limits)), rows.chunks(0), rows.device)
+            self._held = torch.from_numpy(end_to_end(parts)[0]).to(rows.device)
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
-        """Return the heads of any unit rows, of shape (rows, width + 1)."""
-        return _with_tail(scores(block, self._basis))
+        """Return the heads of any unit rows, of shape (rows, width + 1); tails are never less than the truth."""
+        head = scores(block, self._basis)
+        tail = (1 - head.square().sum(dim=1, keepdim=True)).clamp_min_(0).add_(_NOISE).sqrt_()
+        return torch.cat([head, tail], dim=1)
 
     def span(self, start: int, stop: int) -> torch.Tensor:
-        """Return the heads of rows start..stop, of shape (stop - start, width + 1)."""
+        """Return the heads of rows start..stop."""
         return self.of(self._rows.span(start, stop)) if self._held is None else self._held[start:stop]
 
     def take(self, index: np.ndarray, block: torch.Tensor) -> torch.Tensor:
-        """Return the heads of the rows at the given positions, which are `block`, of shape (len(index), width + 1)."""
-        held = self._held
-        return self.of(block) if held is None else take_rows(held, torch.from_numpy(index).to(held.device))
+        """Return the heads of the rows at the given positions, which are `block`."""
+        if self._held is None:
+            return self.of(block)
+        return take_rows(self._held, torch.from_numpy(index).to(block.device))
 
     def as_rows(self) -> Rows | None:
-        """Return the heads as unit rows of shape (N, width).
-
-        It is None where they are not held.
-        """
+        """Return the heads as unit rows of shape (N, width); None where they are not held."""
         held = self._held
-        return None if held is None else Rows(torch.nn.functional.normalize(held[:, : self.width]))
+        return None if held is None else Rows(normalize(held[:, : self.width]), held.device)
+
+    def seen(self, centroids: torch.Tensor) -> torch.Tensor:
+        """Return what rows are scored against in choosing: heads of the centroids, or these where heads fall short."""
+        if not self.enough:
+            return centroids
+        seen = self.of(centroids)
+        seen[:, -1] *= _TAILS_AGREE
+        return seen
 
 
-def _directions(block: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the share of squared lengths in the first 1, 2, … directions, and these, the largest share first."""
-    squared, directions = torch.linalg.eigh(block.double().T @ block.double())
-    share = squared.flip(0).cumsum(0) / squared.sum()
-    return share.cpu().numpy(), directions.flip(1).T.float().cpu().numpy()
+# ------------------------------------------------------------------------------------------------- start
 
 
-def _with_tail(head: torch.Tensor) -> torch.Tensor:
-    """Add what the coordinates leave of a unit length: never less than the truth, whatever float noise there is."""
-    tail = (1 - head.square().sum(dim=1, keepdim=True)).clamp_min_(0).add_(_NOISE).sqrt_()
-    return torch.cat([head, tail], dim=1)
-
-
-# --- start ---
 def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray:
     """Assign each row by a two-level clustering, all k clusters non-empty."""
     cells = round(k**0.5)
     sample = np.sort(rng.choice(len(rows), size=min(len(rows), 64 * cells), replace=False))
-    centres = _lloyd(rows.subset(sample), cells, 8, rng)[0]
-    cell_of, _ = assign(rows, centres)
+    cell_of, _ = assign(rows, _lloyd(rows.subset(sample), cells, 8, rng)[0])
     sizes = np.bincount(cell_of, minlength=cells)
     order = np.argsort(cell_of, kind="stable")
     shares = _shares(sizes, k)
@@ -235,20 +220,22 @@ def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[t
     return centroids, assignment
 
 
-# --- refinement ---
+# ------------------------------------------------------------------------------------------------- a round
+
+
 def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Generator) -> _Groups:
     """Put near clusters together, `_GROUP` of them in a group."""
     k, near = len(centroids), _NEAR_BY_HEADS if heads.enough else _NEAR
     if heads.enough:
-        centroids = torch.nn.functional.normalize(heads.of(centroids)[:, : heads.width])
+        centroids = normalize(heads.of(centroids)[:, : heads.width])
     count = max(1, k // _GROUP)
-    centres, group_of = _lloyd(Rows(centroids), count, 2, rng)
+    centers, group_of = _lloyd(Rows(centroids, centroids.device), count, 2, rng)
 
     def one_chunk(limits: tuple[int, int]) -> np.ndarray:
-        block = scores(centres[slice(*limits)], centroids)
+        block = scores(centers[slice(*limits)], centroids)
         return block.topk(min(near, k), dim=1, sorted=False).indices.cpu().numpy()
 
-    return _Groups(group_of, centres, np.concatenate(run_all(one_chunk, chunk_ranges(count, k), centroids.device)))
+    return _Groups(group_of, centers, np.concatenate(run_all(one_chunk, chunk_ranges(count, k), centroids.device)))
 
 
 def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
@@ -260,6 +247,86 @@ def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near
     wishes = wishes[np.argsort(-gain[wishes], kind="stable")][:_MAX_WISHES]
     _settle(rows, state, wishes, target[wishes])
     return state
+
+
+def _propose(
+    rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Find each row's best move among its group's centroids, as `_best_moves` returns it, in the order of the rows."""
+    seen, row_group = heads.seen(state.centroids), group_of[state.assignment]
+    order = np.argsort(row_group, kind="stable")
+    bounds = np.searchsorted(row_group[order], np.arange(len(near) + 1)).tolist()
+    pieces = [
+        (group, order[begin + start : begin + stop])
+        for group, (begin, end) in enumerate(pairwise(bounds))
+        for start, stop in chunk_ranges(end - begin, near.shape[1])
+    ]
+
+    def of_piece(piece: tuple[int, np.ndarray]) -> tuple[np.ndarray, ...]:
+        group, members = piece
+        block = rows.take(members)
+        looks = heads.take(members, block) if heads.enough else block
+        return _best_moves(block, state.assignment[members], state, near[group], looks, seen)
+
+    columns = end_to_end(run_all(of_piece, pieces, rows.device))
+    return tuple(_scattered(column, order) for column in columns)
+
+
+def _best_moves(
+    block: torch.Tensor,
+    assignment: np.ndarray,
+    state: _State,
+    columns: np.ndarray,
+    looks: torch.Tensor,
+    seen: torch.Tensor,
+) -> tuple[np.ndarray, ...]:
+    """Find for each row of a group the candidate that gains most, the gain net of leaving, and whether it is nearer.
+
+    The products of `looks` (rows) and `seen` (centroids) choose the candidate; the rows in all dimensions measure it.
+    """
+    candidates = torch.from_numpy(columns).to(block.device)
+    own_cluster = torch.from_numpy(assignment).to(block.device)
+    # |s + x| - |s| as a line over the cosine of s and x, true near the mean cosine: good enough to choose by, and a
+    # product of scaled centroids then needs one addition to be a ranking.
+    length, cosine = state.lengths[candidates], state.mean_cosine
+    joined = (length**2 + 2 * length * cosine + 1).sqrt()
+    slope = length / joined
+    ranking = scores(looks, take_rows(seen, candidates) * slope[:, None]).add_(joined - length - slope * cosine)
+    place = torch.full((len(state.sizes),), -1, dtype=torch.int64, device=ranking.device)
+    place[candidates] = torch.arange(len(candidates), device=ranking.device)
+    column = place[own_cluster]
+    row = torch.nonzero(column >= 0)[:, 0]
+    ranking[row, column[row]] = -torch.inf  # to stay is no move
+    target = candidates[row_argmax(ranking)[0]]
+    to_target, to_own = (own_scores(block, state.centroids, cluster) for cluster in (target, own_cluster))
+    gain = _joining(to_target, state.lengths[target]) - _leaving(to_own, state.lengths[own_cluster])
+    return as_arrays(target, gain, (to_target > to_own + TIE) & (target != own_cluster))
+
+
+def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """Return |s + x| - |s|, what a row x adds to the summed cosine of a cluster of sum s; a fraction cancels less."""
+    added = 2 * length * cosine + 1  # |s + x|^2 - |s|^2
+    return added / ((length**2 + added).clamp_min(0).sqrt() + length)
+
+
+def _leaving(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+    """Return |s| - |s - x|, what a member x takes away from the summed cosine of a cluster of sum s."""
+    taken = 2 * length * cosine - 1  # |s|^2 - |s - x|^2
+    return taken / (length + (length**2 - taken).clamp_min(0).sqrt())
+
+
+def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
+    """Return `new`, but with the first member of each cluster that all would leave still in it, as in `old`.
+
+    The total still rises: who stays loses nothing. A row that stays may be the only one that another cluster was to
+    get, so this repeats; a cluster that has kept a row keeps it, so it ends.
+    """
+    kept = new.copy()
+    while (deserted := np.bincount(kept, minlength=k) == 0).any():
+        members = np.flatnonzero(deserted[old])
+        stays = members[np.unique(old[members], return_index=True)[1]]
+        kept[stays] = old[stays]
+    return kept
 
 
 def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
@@ -277,113 +344,6 @@ def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
         state.sizes[touched] = part.sizes
 
 
-def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
-    """Return `new`, but with the first member of each cluster that all would leave still in it, as in `old`.
-
-    The total still rises: who stays loses nothing. A row that stays may be the only one that another cluster was to
-    get, so this repeats; a cluster that has kept a row keeps it, so it ends.
-    """
-    kept = new.copy()
-    while (deserted := np.bincount(kept, minlength=k) == 0).any():
-        members = np.flatnonzero(deserted[old])
-        stays = members[np.unique(old[members], return_index=True)[1]]
-        kept[stays] = old[stays]
-    return kept
-
-
-def _propose(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _Moves:
-    """Find each row's best move among its group's centroids."""
-    seen = _seen(heads, state.centroids)
-
-    def of_group(group: int, members: np.ndarray) -> _Moves:
-        block = rows.take(members)
-        looks = heads.take(members, block) if heads.enough else block
-        return _best_moves(block, state.assignment[members], state, near[group], looks, seen)
-
-    return _Moves(*_by_group(of_group, group_of[state.assignment], near, rows.device))
-
-
-def _seen(heads: _Heads, centroids: torch.Tensor) -> torch.Tensor:
-    """Return what rows are scored against in choosing: heads of the centroids, or these where heads fall short."""
-    if not heads.enough:
-        return centroids
-    seen = heads.of(centroids)
-    seen[:, -1] *= _TAILS_AGREE
-    return seen
-
-
-def _by_group(
-    task: Callable[[int, np.ndarray], Sequence[np.ndarray]],
-    row_group: np.ndarray,
-    near: np.ndarray,
-    device: torch.device,
-) -> tuple[np.ndarray, ...]:
-    """Run the task on each group and its rows, some at a time, and put the results in the order of the rows."""
-    order = np.argsort(row_group, kind="stable")
-    bounds = np.searchsorted(row_group[order], np.arange(len(near) + 1)).tolist()
-    pieces = [
-        (group, order[begin + start : begin + stop])
-        for group, (begin, end) in enumerate(pairwise(bounds))
-        for start, stop in chunk_ranges(end - begin, near.shape[1])
-    ]
-    columns = end_to_end(run_all(lambda piece: task(*piece), pieces, device))
-    return tuple(_scattered(column, order) for column in columns)
-
-
-def _best_moves(
-    block: torch.Tensor,
-    assignment: np.ndarray,
-    state: _State,
-    columns: np.ndarray,
-    looks: torch.Tensor,
-    seen: torch.Tensor,
-) -> _Moves:
-    """Find for rows of one group the candidate that gains most, the gain net of leaving, and whether it is nearer.
-
-    The products of `looks` (rows) and `seen` (centroids) choose the candidate; the rows in all dimensions measure it.
-    """
-    candidates = torch.from_numpy(columns).to(block.device)
-    own_cluster = torch.from_numpy(assignment).to(block.device)
-    slope, height = _tangent(state.lengths[candidates], state.mean_cosine)
-    ranking = scores(looks, take_rows(seen, candidates) * slope[:, None]).add_(height)
-    _leave_out(ranking, own_cluster, candidates, len(state.sizes))
-    target = candidates[row_argmax(ranking)[0]]
-    cosine, own = (own_scores(block, state.centroids, cluster) for cluster in (target, own_cluster))
-    gain = _joining(cosine, state.lengths[target]) - _leaving(own, state.lengths[own_cluster])
-    return _Moves(*as_arrays(target, gain, (cosine > own + TIE) & (target != own_cluster)))
-
-
-def _tangent(length: torch.Tensor, cosine: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return |s + x| - |s| as a line over the cosine of s and x, true near `cosine`: the slope, and the height at 0.
-
-    Good enough to choose by, and a product of scaled centroids then needs one addition to be a ranking.
-    """
-    joined = (length**2 + 2 * length * cosine + 1).sqrt()
-    slope = length / joined
-    return slope, joined - length - slope * cosine
-
-
-def _leave_out(ranking: torch.Tensor, own_cluster: torch.Tensor, candidates: torch.Tensor, k: int) -> None:
-    """Put each row's own cluster last, in place: to stay is no move."""
-    place = torch.full((k,), -1, dtype=torch.int64, device=ranking.device)
-    place[candidates] = torch.arange(len(candidates), device=ranking.device)
-    column = place[own_cluster]
-    row = torch.nonzero(column >= 0)[:, 0]
-    ranking[row, column[row]] = -torch.inf
-
-
-def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Return |s + x| - |s|, what a row x adds to the summed cosine of a cluster of sum s; a fraction cancels less."""
-    added = 2 * length * cosine + 1  # |s + x|^2 - |s|^2
-    return added / ((length**2 + added).clamp_min(0).sqrt() + length)
-
-
-def _leaving(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Return |s| - |s - x|, what a member x takes away from the summed cosine of a cluster of sum s."""
-    taken = 2 * length * cosine - 1  # |s|^2 - |s - x|^2
-    return taken / (length + (length**2 - taken).clamp_min(0).sqrt())
-
-
 def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -> None:
     """Move rows one by one where that raises the total, in place.
 
@@ -393,8 +353,17 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
     """
     block, made = rows.take(wishes), 0
     source, waiting = state.assignment[wishes], np.arange(len(wishes))
+
+    def gains(limits: tuple[int, int]) -> np.ndarray:
+        index = waiting[slice(*limits)]
+        moving = take_rows(block, torch.from_numpy(index).to(block.device))
+        old, new = (torch.from_numpy(side[index]).to(block.device) for side in (source, target))
+        joining = _joining(own_scores(moving, state.centroids, new), state.lengths[new])
+        return (joining - _leaving(own_scores(moving, state.centroids, old), state.lengths[old])).cpu().numpy()
+
     while len(waiting := waiting[state.sizes[source[waiting]] > 1]):
-        gain = _gains(block, waiting, state, source, target)
+        chunks = chunk_ranges(len(waiting), 8 * block.shape[1])
+        gain = np.concatenate(run_all(gains, chunks, block.device))
         waiting, gain = waiting[gain > _MIN_GAIN], gain[gain > _MIN_GAIN]
         moves = _disjoint(waiting[np.argsort(-gain, kind="stable")], source, target, len(state.sums))
         _move(state, take_rows(block, torch.from_numpy(moves).to(block.device)), source[moves], target[moves])
@@ -405,22 +374,6 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
             return
 
 
-def _gains(
-    block: torch.Tensor, waiting: np.ndarray, state: _State, source: np.ndarray, target: np.ndarray
-) -> np.ndarray:
-    """Return what each waiting move would now add to the summed cosine, of shape (waiting,)."""
-
-    def one_chunk(limits: tuple[int, int]) -> np.ndarray:
-        index = waiting[slice(*limits)]
-        moving = take_rows(block, torch.from_numpy(index).to(block.device))
-        old, new = (torch.from_numpy(side[index]).to(block.device) for side in (source, target))
-        joining = _joining(own_scores(moving, state.centroids, new), state.lengths[new])
-        leaving = _leaving(own_scores(moving, state.centroids, old), state.lengths[old])
-        return (joining - leaving).cpu().numpy()
-
-    return np.concatenate(run_all(one_chunk, chunk_ranges(len(waiting), 8 * block.shape[1]), block.device))
-
-
 def _move(state: _State, moving: torch.Tensor, source: np.ndarray, target: np.ndarray) -> None:
     """Carry rows from cluster to cluster, no cluster taking part in two moves."""
     old, new = (torch.from_numpy(side).to(moving.device) for side in (source, target))
@@ -429,10 +382,9 @@ def _move(state: _State, moving: torch.Tensor, source: np.ndarray, target: np.nd
     state.sizes[source] -= 1
     state.sizes[target] += 1
     touched = torch.cat([old, new])
-    sums = state.sums[touched]
-    lengths = sums.norm(dim=1)
+    lengths = state.sums[touched].norm(dim=1)
     state.lengths[touched] = lengths.float()
-    state.centroids[touched] = (sums / lengths.clamp_min(1e-12)[:, None]).float()
+    state.centroids[touched] = (state.sums[touched] / lengths.clamp_min(1e-12)[:, None]).float()
 
 
 def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int) -> np.ndarray:
@@ -451,19 +403,21 @@ def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int)
     return np.concatenate(taken)
 
 
-# --- last assignment ---
+# ------------------------------------------------------------------------------------------------- finish
+
+
 def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) -> tuple[np.ndarray, np.ndarray]:
     """Move each row to its nearest centroid among those of the groups nearest to the row: assignment and scores.
 
     They are chosen by heads where these are enough. Of 25,000 rows in 3,125 clusters, 5 miss a nearer centroid.
     """
-    seen = _seen(heads, state.centroids)
+    seen = heads.seen(state.centroids)
     clusters = np.split(np.argsort(groups.of, kind="stable"), np.cumsum(np.bincount(groups.of))[:-1])
 
     def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
         block = rows.span(*limits)
         present = torch.from_numpy(state.assignment[slice(*limits)]).to(block.device)
-        found = _nearest_of_groups(heads.span(*limits) if heads.enough else block, seen, groups.centres, clusters)
+        found = _nearest_of_groups(heads.span(*limits) if heads.enough else block, seen, groups.centers, clusters)
         value, own = (own_scores(block, state.centroids, cluster) for cluster in (found, present))
         moves = value > own + TIE
         return as_arrays(torch.where(moves, found, present), torch.where(moves, value, own))
@@ -475,17 +429,17 @@ def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) ->
 
 
 def _nearest_of_groups(
-    looks: torch.Tensor, seen: torch.Tensor, centres: torch.Tensor, clusters: list[np.ndarray]
+    looks: torch.Tensor, seen: torch.Tensor, centers: torch.Tensor, clusters: list[np.ndarray]
 ) -> torch.Tensor:
     """Find each row's nearest centroid among those of its nearest groups: rows of shape (m, width), result (m,)."""
-    probes = min(_PROBES, len(centres))
+    probes = min(_PROBES, len(centers))
     parts = [
-        scores(looks[slice(*limits), : centres.shape[1]], centres).topk(probes, sorted=False).indices
-        for limits in chunk_ranges(len(looks), len(centres))
+        scores(looks[slice(*limits), : centers.shape[1]], centers).topk(probes, sorted=False).indices
+        for limits in chunk_ranges(len(looks), len(centers))
     ]
     probed = torch.cat(parts).flatten()
     order = torch.argsort(probed, stable=True)
-    ends = torch.bincount(probed, minlength=len(centres)).cumsum(0).tolist()
+    ends = torch.bincount(probed, minlength=len(centers)).cumsum(0).tolist()
     value = torch.empty(len(probed), device=looks.device)
     found = torch.empty_like(probed)
     for members, begin, end in zip(clusters, [0, *ends], ends, strict=False):

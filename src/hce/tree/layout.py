@@ -110,15 +110,7 @@ def place_documents(
     vectors: np.ndarray,
     tell: Tell = lambda share: None,
 ) -> np.ndarray:
-    """Return a place for each document in the cell of its site, of shape (N, 2), float32.
-
-    Args:
-        tree: the tree.
-        sites: what `place_sites` returned for `site_level(tree)`, of shape (S, 2).
-        documents: positions in the tree, of shape (N,).
-        vectors: of these documents, of shape (N, n).
-        tell: called with the share that is done.
-    """
+    """Return a place for each document in the cell of its site, of shape (N, 2), float32."""
     placed = np.empty((len(documents), 2), np.float32)
     if not len(documents):
         return placed

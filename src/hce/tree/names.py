@@ -84,12 +84,7 @@ def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int
 
 
 def _counted(texts: Iterable[str]) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray] | None:
-    """Return the words that may be in a name; None if there are none.
-
-    Returns:
-        Which text has which word, 1 or 0, of shape (texts, words); the words; and a number for each word, the same for
-        "cell" and "cells".
-    """
+    """Return the words that may be in a name; None if there are none."""
     from sklearn.feature_extraction.text import CountVectorizer  # takes a second to import
 
     counter = CountVectorizer(
@@ -195,11 +190,6 @@ def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
     4 documents, 2 levels
     ├── shoes · boots  3
     └── hats  1
-
-    Args:
-        hierarchy: the tree, with or without names.
-        levels: how many levels to show.
-        most: how many children of a node to show; the rest is counted in a last line.
     """
     sizes = hierarchy.document_counts()
     root = Tree(Text(f"{len(hierarchy):,} documents, {hierarchy.depth} levels", style="bold"))
