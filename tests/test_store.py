@@ -22,10 +22,9 @@ from hce.data.documents import Document
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import new_folder
 from hce.index import store as tables
-from hce.index.connections import Connections
 from hce.index.derived import SharedLock
 from hce.index.filters import parse_clauses
-from hce.index.store import Store
+from hce.index.store import Connections, Store
 
 DIM = 4
 

@@ -12,8 +12,8 @@ import pytest
 
 from hce.contained import require_inside
 from hce.errors import OutsideError
-from hce.index.connections import require_own_files
 from hce.index.index import Index
+from hce.index.store import require_own_files
 from hce_lab.benchmarks.torture import children, strangers
 from hce_lab.benchmarks.torture.tally import Tally
 

@@ -21,10 +21,9 @@ from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
 from hce.index.background import MAP_FILE, is_damaged_map
-from hce.index.connections import row_checksum, vector_checksum
 from hce.index.index import Index
 from hce.index.manifest import MANIFEST_FILE, Manifest, file_stamps
-from hce.index.store import STORE_FILE, Reader, content_key
+from hce.index.store import STORE_FILE, Reader, content_key, row_checksum, vector_checksum
 from hce.index.token_codes import TokenCodes, token_folder
 from hce.index.tree import NumberedHierarchy
 from hce.index.writing import Cutter, chunks_of, insert_documents

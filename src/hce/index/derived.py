@@ -24,9 +24,8 @@ from hce.checksums import sealed, unsealed
 from hce.contained import check_tree, delete_folder, is_folder, names_in
 from hce.errors import FormatError, HceError, InputError
 from hce.files import delete_leftovers, new_folder, read_json, write_json
-from hce.index.connections import heed_forks
 from hce.index.manifest import Manifest
-from hce.index.store import Moment, MomentPassedError, Reader, Store
+from hce.index.store import Moment, MomentPassedError, Reader, Store, heed_forks
 from hce.index.tree import all_vectors, load_tree
 from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar

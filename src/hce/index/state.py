@@ -30,7 +30,6 @@ from hce.encoding.encoder import Encoder, OnTokens
 from hce.encoding.tables import Side
 from hce.errors import FormatError, InputError
 from hce.files import held_alone
-from hce.index.connections import heed_forks
 from hce.index.derived import Derived, home_of
 from hce.index.filters import Filter
 from hce.index.manifest import (
@@ -55,7 +54,7 @@ from hce.index.ranking import (
     with_matched,
     with_paths,
 )
-from hce.index.store import Entry, MomentPassedError, Reader, Store, Writer
+from hce.index.store import Entry, MomentPassedError, Reader, Store, Writer, heed_forks
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder
 from hce.index.tree import NumberedHierarchy, load_tree, regrow_tree
 from hce.index.writing import Cutter

@@ -3,13 +3,23 @@
 A write is one transaction: when it returns it survives a power cut, and until then nothing of it is there. Readers see
 one moment, whatever is written meanwhile. Numbers of documents rise and are never given again, so an engine catches up
 by "all above the last number I know, less what was removed since".
+
+A connection belongs to the process that opened it and to the file that was there then: a forked process opens its own,
+and a file that was replaced meanwhile is refused. A folder without the right to write can be read. The log, into which
+SQLite writes first, is copied into the file only while nobody can write.
+
+SQLite notices damage to its own pages, but not to the values in them: a flipped bit in a text is another text. So each
+row has a checksum.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import secrets
 import sqlite3
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timezone
@@ -18,28 +28,15 @@ from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
+from hce.contained import is_file, open_file
 from hce.data.documents import Document
 from hce.data.text import Passage, hash64
-from hce.errors import FormatError, HceError, InputError, WriterBusyError
-from hce.index.connections import (
-    COLUMNS,
-    SCHEMA,
-    SECONDS_TO_WAIT,
-    Connection,
-    Connections,
-    change_checksum,
-    drop_beside,
-    has_table,
-    heeding_deadlines,
-    make_beside,
-    make_passages,
-    row_checksum,
-    swap_beside,
-    vector_checksum,
-)
+from hce.deadline import check_deadline
+from hce.errors import FormatError, HceError, InputError, OutsideError, WriterBusyError
 from hce.index.filters import (
     SAMPLE,
     FieldSummary,
@@ -51,19 +48,18 @@ from hce.index.filters import (
     summarize_fields,
 )
 
-LONGEST_REMEMBERED = 2000  # characters of a text whose key is remembered; thousands of long texts would fill the memory
 STORE_FILE = "documents.sqlite"
-
-# Pages of 16 KB waste little around vectors of a few KB. A log of up to 64 MB keeps the copying of pages into the main
-# file out of most writes.
-PAGE = 16_384
-LOG_BYTES = 64 * 2**20
+SECONDS_TO_WAIT = 5.0  # for another writer
+PAGE = 16_384  # pages of 16 KB waste little around vectors of a few KB
+CACHE_KILOBYTES = 4096  # small: pages go to the log along the way, while texts are encoded, and not all at the end
+LOG_BYTES = 64 * 2**20  # a log of up to 64 MB keeps the copying of pages into the main file out of most writes
 WORTH_A_COPY = 0.02  # of the pages that are free
-
+SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
+STEPS_BETWEEN_LOOKS = 1000  # of SQLite's machine, some tens of rows; a look costs less than one of these
 PARAMETERS_AT_ONCE = 4096
 MOST_DIMENSIONS = 1 << 20
 ROWS_PER_FETCH = 8192
-MOMENTS = f"SELECT {', '.join(COLUMNS['changes'])} FROM changes"  # noqa: S608  all are from here
+LONGEST_REMEMBERED = 2000  # characters of a text whose key is remembered; thousands of long texts would fill the memory
 
 
 class MomentPassedError(HceError):
@@ -127,10 +123,7 @@ class PassageVectors(NamedTuple):
 
 
 class Store:
-    """One SQLite file, read and written from any number of threads and processes.
-
-    One writes at a time.
-    """
+    """One SQLite file, read and written from any number of threads and processes; one writes at a time."""
 
     def __init__(self, folder: str | Path, dim: int) -> None:
         self.path = Path(folder) / STORE_FILE
@@ -153,18 +146,17 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """Open one consistent view, whatever is written meanwhile."""
-        with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
+        with self._lent() as connection, heeding_deadlines(connection):
             connection.execute("BEGIN")
             yield Reader(connection, self.dim)
 
     @contextmanager
     def reading_beside(self, dim: int) -> Iterator[Reader]:
         """Open one moment with the standby vectors, of length `dim`, as the active ones."""
-        with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
-            connection.execute("BEGIN")
+        with self.reading() as reader:
             for table in ("vectors", "passages"):  # names that are temporary go before all others
-                connection.execute(f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table}_beside")  # noqa: S608
-            reader = Reader(connection, dim)
+                view = f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table}_beside"  # noqa: S608
+                reader._connection.execute(view)
             reader.dim = dim
             yield reader
 
@@ -176,7 +168,7 @@ class Store:
             InputError: someone else is still writing after `wait` seconds, by default `SECONDS_TO_WAIT`; or the folder
                 was replaced since it was opened.
         """
-        with self._errors(), self._connections.lend() as connection:
+        with self._lent() as connection:
             if not self._connections.can_write(connection):
                 raise sqlite3.OperationalError("attempt to write a readonly database")
             try:
@@ -190,7 +182,7 @@ class Store:
 
     def compact(self) -> None:
         """Give the space of removed documents back, if it is worth a copy of the rest."""
-        with self._errors(), self._connections.lend() as connection:
+        with self._lent() as connection:
             (pages,), (free,) = (connection.execute(f"PRAGMA {each}_count").fetchone() for each in ("page", "freelist"))
             if free > WORTH_A_COPY * pages:
                 connection.execute("VACUUM")
@@ -205,7 +197,7 @@ class Store:
     def _commit(self, connection: Connection, writer: Writer) -> None:
         """Make a transaction durable, and keep the log short."""
         if connection.is_inherited:
-            raise InputError(f"{self.path.parent}: a forked process cannot finish what its parent writes; write anew")
+            raise InputError(f"{self.path.parent}: a forked process cannot finish what its parent writes; write again")
         writer.record()
         connection.execute("COMMIT")
         if self._connections.log_size() > LOG_BYTES:
@@ -214,13 +206,18 @@ class Store:
                 self._connections.copy_log(connection)
 
     @contextmanager
+    def _lent(self) -> Iterator[Connection]:
+        with self._errors(), self._connections.lend() as connection:
+            yield connection
+
+    @contextmanager
     def _errors(self) -> Iterator[None]:
         """Turn errors of SQLite into ours, which say what to do."""
         folder = self.path.parent
         try:
             yield
         except sqlite3.OperationalError as error:
-            if "locked" in str(error) or "busy" in str(error):
+            if _is_busy(error):
                 raise WriterBusyError(
                     f"{folder}: another process is writing to this index; try again when it is done"
                 ) from error
@@ -237,9 +234,7 @@ class Store:
                 raise
             raise InputError(f"{folder}: {error}; nothing was changed: pass numbers below 2^63") from error
         except sqlite3.DatabaseError as error:
-            raise FormatError(
-                f"{folder}: {STORE_FILE} is damaged ({error}); restore it from a copy or index anew"
-            ) from error
+            raise FormatError(f"{folder}: {STORE_FILE} is damaged ({error}); {FROM_A_COPY}") from error
 
 
 class Reader:
@@ -259,7 +254,7 @@ class Reader:
         """Return the moment that this reader sees."""
         row = self._one(f"{MOMENTS} ORDER BY change DESC LIMIT 1")
         if row is None:
-            raise FormatError(f"{STORE_FILE} is damaged (it knows of no change); restore it from a copy or index anew")
+            raise FormatError(f"{STORE_FILE} is damaged (it knows of no change); {FROM_A_COPY}")
         return Moment(*row)
 
     def moment_at(self, change: int, token: str) -> Moment | None:
@@ -291,6 +286,14 @@ class Reader:
         for number, vector, *row in self._connection.execute(query, (after,)):
             yield Entry(number, _document(*row), _vectors([vector], self.dim)[0])
 
+    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
+        """Read number and full text of each document above `after`, in order."""
+        query = "SELECT number, title, text FROM documents WHERE number > ? ORDER BY number"
+        for number, title, text in self._connection.execute(query, (after,)):
+            yield number, Document("", text, title).full_text
+
+    # ------------------------------------------------------------------------------------------------- numbers
+
     def numbers(self) -> np.ndarray:
         """Return the numbers of all documents, rising, of shape (N,), int64."""
         return np.sort(self._numbers("SELECT number FROM documents"))  # by way of a small index, in its order
@@ -298,20 +301,38 @@ class Reader:
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of all documents, rising, int64, and their content keys."""
         rows = self._connection.execute("SELECT number, content FROM documents").fetchall()  # of a small index
-        table = np.array(sorted(rows), dtype=np.int64).reshape(len(rows), 2)
-        return table[:, 0], table[:, 1]
+        numbers, keys = _two_columns(sorted(rows))
+        return numbers, keys
+
+    def are_there(self, numbers: np.ndarray) -> np.ndarray:
+        """Return which of some numbers, of any shape, are there, as bool."""
+        found = self._each_in("SELECT number FROM documents WHERE number IN ({})", np.unique(numbers).tolist())
+        return np.isin(numbers, np.fromiter((number for (number,) in found), np.int64))
+
+    def count_after(self, number: int) -> int:
+        """Count the documents above a number."""
+        return int(self._one("SELECT count(*) FROM vectors WHERE number > ?", (number,))[0])
+
+    def removed_since(self, change: int) -> np.ndarray:
+        """Return the numbers removed by later writes than this one."""
+        return self._numbers("SELECT number FROM removed WHERE change > ?", (change,))
+
+    def removed_up_to(self, number: int) -> int:
+        """Count how many of the first `number` documents are not there any more."""
+        return int(self._one("SELECT count(*) FROM removed WHERE number <= ?", (number,))[0])
+
+    def numbers_at(self, moment: Moment) -> np.ndarray:
+        """Return the numbers of the documents up to a moment, rising."""
+        numbers = np.union1d(self.numbers(), self.removed_since(moment.change))
+        return numbers[numbers <= moment.last]
+
+    # ------------------------------------------------------------------------------------------------- vectors
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Read the numbers above `after`, rising, (N,), and their vectors, (N, n)."""
         query = "SELECT number, vector FROM vectors WHERE number > ? ORDER BY number"
         (numbers,), vectors = self._with_vectors(query, after, self.count_after(after))
         return numbers, vectors
-
-    def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
-        """Read number and full text of each document above `after`, in order."""
-        query = "SELECT number, title, text FROM documents WHERE number > ? ORDER BY number"
-        for number, title, text in self._connection.execute(query, (after,)):
-            yield number, Document("", text, title).full_text
 
     def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
         """Return the vectors of documents, in the order given, of shape (m, n)."""
@@ -331,7 +352,7 @@ class Reader:
 
     def has_passages(self) -> bool:
         """Return whether a document here is long enough to be read in passages."""
-        return has_table(self._connection, "passages") and bool(self._one("SELECT 1 FROM passages LIMIT 1"))
+        return self._has_table("passages") and bool(self._one("SELECT 1 FROM passages LIMIT 1"))
 
     def passages(self, after: int = 0) -> PassageVectors:
         """Read the passages of documents above `after`; where `has_passages`."""
@@ -344,18 +365,19 @@ class Reader:
             return PassageVectors(numbers[order], documents[order], vectors[order])
         return PassageVectors(numbers, documents, vectors)
 
-    def passage_numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of all passages, rising, int64, and of their documents."""
-        rows = self._connection.execute("SELECT number, document FROM passages ORDER BY number").fetchall()
-        table = np.array(rows, dtype=np.int64).reshape(len(rows), 2)
-        return table[:, 0], table[:, 1]
-
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
         """Read the passages of some documents; where `has_passages`."""
         query = "SELECT number, document, vector FROM passages WHERE document IN ({})"
         rows = sorted(self._each_in(query, documents))
         numbers, of, blobs = list(zip(*rows, strict=True)) or ((), (), ())
         return PassageVectors(np.array(numbers, np.int64), np.array(of, np.int64), _vectors(blobs, self.dim))
+
+    def passage_numbers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of all passages, rising, int64, and of their documents."""
+        numbers, documents = _two_columns(
+            self._connection.execute("SELECT number, document FROM passages ORDER BY number").fetchall()
+        )
+        return numbers, documents
 
     def extents(self, numbers: Iterable[int]) -> dict[int, Passage]:
         """Return the places of passages in their `full_text`, by number."""
@@ -364,7 +386,7 @@ class Reader:
 
     def all_extents(self, after: int = 0) -> Iterator[tuple[int, dict[int, Passage]]]:
         """Yield each long document above `after` with its passages: number → extent."""
-        if not has_table(self._connection, "passages"):
+        if not self._has_table("passages"):
             return
         query = "SELECT document, number, start, stop FROM passages WHERE document > ? ORDER BY document, number"
         for document, rows in groupby(self._connection.execute(query, (after,)), key=itemgetter(0)):
@@ -372,57 +394,14 @@ class Reader:
 
     def last_beside(self) -> int | None:
         """Return the last number with a standby vector, or 0; None without the table."""
-        if not has_table(self._connection, "vectors_beside"):
+        if not self._has_table("vectors_beside"):
             return None
         return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
 
-    def count_after(self, number: int) -> int:
-        """Count the documents above a number."""
-        return int(self._one("SELECT count(*) FROM vectors WHERE number > ?", (number,))[0])
-
-    def removed_since(self, change: int) -> np.ndarray:
-        """Return the numbers removed by later writes than this one."""
-        return self._numbers("SELECT number FROM removed WHERE change > ?", (change,))
-
-    def raw_rows(self, table: str) -> Iterator[tuple[Any, ...]]:
-        """Read the rows of a table unchecked, texts as bytes, and last the checksum."""
-        self._connection.text_factory = bytes
-        try:
-            query = f"SELECT {', '.join(COLUMNS[table])}, checksum FROM {table}"  # noqa: S608  all are from here
-            yield from self._connection.execute(query)
-        finally:
-            self._connection.text_factory = str
-
-    def change_checksum(self, change: Sequence[Any]) -> int:
-        """Return what the checksum of a raw row of `changes` has to be."""
-        return change_checksum(self._connection, change)
-
-    def row_count(self, table: str) -> int:
-        """Count the rows of a table; 0 if there is none of this name."""
-        if not has_table(self._connection, table):
-            return 0
-        return int(self._one(f"SELECT count(*) FROM {table}")[0])  # noqa: S608
-
-    def faults(self) -> list[str]:
-        """Return what SQLite finds wrong with its own pages, a line each."""
-        lines = [str(line) for (line,) in self._connection.execute("PRAGMA integrity_check")]
-        return [] if lines == ["ok"] else lines
-
-    def numbers_at(self, moment: Moment) -> np.ndarray:
-        """Return the numbers of the documents up to a moment, rising."""
-        numbers = np.union1d(self.numbers(), self.removed_since(moment.change))
-        return numbers[numbers <= moment.last]
-
-    def removed_up_to(self, number: int) -> int:
-        """Count how many of the first `number` documents are not there any more."""
-        return int(self._one("SELECT count(*) FROM removed WHERE number <= ?", (number,))[0])
+    # ------------------------------------------------------------------------------------------------- metadata
 
     def numbers_where(self, conditions: Filter) -> np.ndarray:
-        """Return the numbers of documents whose metadata fit, rising.
-
-        Raises:
-            InputError: a filter that is not valid, or a field that no document has.
-        """
+        """Return the numbers of documents whose metadata fit, rising; InputError for an unknown field."""
         condition = compile_filter(conditions)
         query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608  see hce.index.filters
         numbers = self._numbers(query, condition.parameters)
@@ -430,11 +409,7 @@ class Reader:
         return numbers
 
     def facet(self, field: str, conditions: Filter | None, most: int) -> list[FacetCount]:
-        """Count the documents that fulfil conditions by a field's values, most first.
-
-        Raises:
-            InputError: a filter that is not valid, or a field that no document has.
-        """
+        """Count the documents that fulfil conditions by a field's values, most first; InputError for unknown fields."""
         query = facet_query(field, conditions, most)
         # Half a surrogate pair, which JSON may hold and no filter can ask for, is shown as what cannot be read.
         self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
@@ -465,8 +440,37 @@ class Reader:
                 known = ", ".join(field_names(json.loads(metadata) for (metadata,) in rows)) or "none"
                 raise InputError(f"no document has a field {field!r} to filter by; known fields: {known}")
 
+    # ------------------------------------------------------------------------------------------------- for a check
+
+    def raw_rows(self, table: str) -> Iterator[tuple[Any, ...]]:
+        """Read the rows of a table unchecked, texts as bytes, and last the checksum."""
+        self._connection.text_factory = bytes
+        try:
+            query = f"SELECT {', '.join(COLUMNS[table])}, checksum FROM {table}"  # noqa: S608  all are from here
+            yield from self._connection.execute(query)
+        finally:
+            self._connection.text_factory = str
+
+    def change_checksum(self, change: Sequence[Any]) -> int:
+        """Return what the checksum of a raw row of `changes` has to be."""
+        return change_checksum(self._connection, change)
+
+    def row_count(self, table: str) -> int:
+        """Count the rows of a table; 0 if there is none of this name."""
+        return int(self._one(f"SELECT count(*) FROM {table}")[0]) if self._has_table(table) else 0  # noqa: S608
+
+    def faults(self) -> list[str]:
+        """Return what SQLite finds wrong with its own pages, a line each."""
+        lines = [str(line) for (line,) in self._connection.execute("PRAGMA integrity_check")]
+        return [] if lines == ["ok"] else lines
+
+    # ------------------------------------------------------------------------------------------------- queries
+
     def _one(self, query: str, parameters: Sequence[Any] = ()) -> Any:
         return self._connection.execute(query, parameters).fetchone()
+
+    def _has_table(self, name: str) -> bool:
+        return self._one("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)) is not None
 
     def _numbers(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> np.ndarray:
         """Read a column of numbers, of shape (rows,), int64."""
@@ -484,12 +488,6 @@ class Reader:
             numbers[:, start : start + len(blobs)] = columns
             vectors[start : start + len(blobs)] = _vectors(blobs, self.dim)
         return numbers, vectors
-
-    def are_there(self, numbers: np.ndarray) -> np.ndarray:
-        """Return which of some numbers, of any shape, are there, as bool."""
-        asked = np.unique(numbers)
-        found = self._each_in("SELECT number FROM documents WHERE number IN ({})", asked.tolist())
-        return np.isin(numbers, np.fromiter((number for (number,) in found), np.int64))
 
     def _each_in(self, query: str, values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
         values = iter(values)
@@ -510,11 +508,7 @@ class Writer(Reader):
     def insert(
         self, documents: Sequence[Document], vectors: np.ndarray, passages: Mapping[int, CutPassages] | None = None
     ) -> None:
-        """Add documents with vectors, of shape (B, n), and passages by position.
-
-        Raises:
-            InputError: an id is there already.
-        """
+        """Add documents with vectors, of shape (B, n), and passages by position; InputError for an id that is there."""
         numbers = range(self._last + 1, self._last + 1 + len(documents))
         rows = [(number, *_row(document)) for number, document in zip(numbers, documents, strict=True)]
         try:
@@ -523,28 +517,18 @@ class Writer(Reader):
             raise self._refused(documents) from error
         self._insert("vectors", zip(numbers, _blobs(vectors), strict=True), vector_checksum)
         for position, each in (passages or {}).items():
-            self.insert_passages(numbers[position], each)
+            self._make_passages()
+            self._insert_passages("passages", numbers[position], each)
         self._last += len(documents)
         self._documents += len(documents)
         self._touched |= bool(documents)
 
-    def insert_passages(self, number: int, passages: CutPassages) -> None:
-        """Add the passages of a document that has none yet."""
-        make_passages(self._connection)
-        self._insert_passages("passages", number, passages)
-        self._touched = True
-
-    def _insert_passages(self, table: str, number: int, passages: CutPassages) -> None:
-        blobs = _blobs(passages.vectors)
-        rows = [(number, *extent, blob) for extent, blob in zip(passages.extents, blobs, strict=True)]
-        self._insert(table, rows, row_checksum)
-
     def delete(self, numbers: Sequence[int]) -> None:
         """Take documents out, and their passages."""
         queries = ["DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"]
-        if has_table(self._connection, "passages"):
+        if self._has_table("passages"):
             queries.append("DELETE FROM passages WHERE document = ?")
-        if self.last_beside() is not None:
+        if self._has_table("vectors_beside"):
             queries.append("DELETE FROM vectors_beside WHERE number = ?")
             queries.append("DELETE FROM passages_beside WHERE document = ?")
         for query in queries:
@@ -554,11 +538,19 @@ class Writer(Reader):
         self._documents -= len(numbers)
         self._touched |= bool(numbers)
 
+    def replace(self, documents: Sequence[Document]) -> None:
+        """Write documents again whose `full_text` is what it was."""
+        numbers = {doc_id: number for doc_id, (number, _) in self.present(each.id for each in documents).items()}
+        rows = [(numbers[row[0]], *row) for row in map(_row, documents) if row[0] in numbers]
+        query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ?, checksum = ? WHERE number = ?"
+        self._connection.executemany(query, ((*row[2:], row_checksum(*row), row[0]) for row in rows))
+        self._touched |= bool(documents)
+
     # The next three make a store a copy of another one, without vectors: see `hce.milvus.replica`.
 
     def start_over(self, dim: int) -> None:
         """Take everything out, and expect vectors of another length."""
-        make_passages(self._connection)
+        self._make_passages()
         for table in ("documents", "vectors", "passages", "removed", "changes"):
             self._connection.execute(f"DELETE FROM {table}")  # noqa: S608  all are from here
         self._connection.execute(f"PRAGMA user_version = {int(dim)}")
@@ -578,21 +570,15 @@ class Writer(Reader):
             self._connection.execute("INSERT OR IGNORE INTO removed VALUES (?, ?)", (moment.change, number))
         self._insert_change(moment)
 
-    def replace(self, documents: Sequence[Document]) -> None:
-        """Write documents again whose `full_text` is what it was."""
-        numbers = {doc_id: number for doc_id, (number, _) in self.present(each.id for each in documents).items()}
-        rows = [(numbers[row[0]], *row) for row in map(_row, documents) if row[0] in numbers]
-        query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ? WHERE number = ?"
-        self._connection.executemany(query, ((*rest, number) for number, _, *rest in rows))
-        query = "UPDATE documents SET checksum = ? WHERE number = ?"
-        self._connection.executemany(query, ((row_checksum(*row), row[0]) for row in rows))
-        self._touched |= bool(documents)
-
     # Standby vectors are those of another encoder. Nothing of them can be found before `swap_beside`.
 
     def make_beside(self) -> None:
-        """Make empty tables for standby vectors."""
-        make_beside(self._connection)
+        """Make empty tables for standby vectors, and drop any that are there."""
+        self.drop_beside()
+        self._make_passages()  # to change places with
+        for statement in BESIDE_SCHEMA:
+            self._connection.execute(statement)
+        self._index_by_document("passages_beside")
 
     def fill_beside(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, CutPassages]) -> None:
         """Insert standby vectors, of shape (numbers, n), and passages; not of documents removed meanwhile."""
@@ -605,13 +591,18 @@ class Writer(Reader):
 
     def drop_beside(self) -> None:
         """Drop the standby vectors."""
-        drop_beside(self._connection)
+        for table in ("vectors", "passages"):
+            self._connection.execute(f"DROP TABLE IF EXISTS {table}_beside")
 
     def swap_beside(self, dim: int) -> None:
         """Exchange the active vectors and the standby ones, of length `dim`."""
-        swap_beside(self._connection)
+        for table in ("vectors", "passages"):
+            for name, new in ((table, "in_force"), (f"{table}_beside", table), ("in_force", f"{table}_beside")):
+                self._connection.execute(f"ALTER TABLE {name} RENAME TO {new}")
         self._connection.execute(f"PRAGMA user_version = {int(dim)}")
         self._touched = True
+
+    # ------------------------------------------------------------------------------------------------- repairs
 
     def reindex(self) -> None:
         """Have SQLite make its indexes again from the tables."""
@@ -629,6 +620,19 @@ class Writer(Reader):
         self._connection.execute("DELETE FROM changes")
         self._touched = True
 
+    def forget(self, documents: int) -> None:
+        """Delete what is known of earlier moments, but not which of the first `documents` were removed."""
+        change = self._before.change
+        self._connection.execute("DELETE FROM changes WHERE change < ?", (change,))
+        self._connection.execute("DELETE FROM removed WHERE change < ? AND number > ?", (change, documents))
+
+    def record(self) -> None:
+        """Write down that there was a change, if there was one."""
+        if self._touched:
+            self._insert_change(Moment(*self.next, now(), self._documents, self._last))
+
+    # ------------------------------------------------------------------------------------------------- rows
+
     def _insert(self, table: str, rows: Iterable[tuple[Any, ...]], checksum: Callable[..., int]) -> None:
         """Put rows into a table, each with its checksum."""
         columns, rows = (*COLUMNS[table], "checksum"), ((*row, checksum(*row)) for row in rows)
@@ -636,35 +640,36 @@ class Writer(Reader):
         query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  all three are from here
         self._connection.executemany(query, rows)
 
-    def forget(self, documents: int) -> None:
-        """Delete what is known of earlier moments, without any derived part.
+    def _insert_passages(self, table: str, number: int, passages: CutPassages) -> None:
+        blobs = _blobs(passages.vectors)
+        rows = [(number, *extent, blob) for extent, blob in zip(passages.extents, blobs, strict=True)]
+        self._insert(table, rows, row_checksum)
 
-        It stays known which of the first `documents`, those at creation, were removed.
-        """
-        change = self._before.change
-        self._connection.execute("DELETE FROM changes WHERE change < ?", (change,))
-        self._connection.execute("DELETE FROM removed WHERE change < ? AND number > ?", (change, documents))
+    def _insert_change(self, moment: Moment) -> None:
+        self._insert("changes", [moment], lambda *change: change_checksum(self._connection, change))
+
+    def _make_passages(self) -> None:
+        if not self._has_table("passages"):
+            self._connection.execute(PASSAGES_SCHEMA)
+            self._index_by_document("passages")
+
+    def _index_by_document(self, table: str) -> None:
+        taken = {name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        name = next(name for name in BY_DOCUMENT if name not in taken)
+        self._connection.execute(f"CREATE INDEX {name} ON {table} (document)")
 
     def _refused(self, documents: Sequence[Document]) -> InputError:
         """Return why these were not inserted: an id that comes twice, or metadata."""
-        seen = {
-            doc_id
-            for doc_id, (number, _) in self.present(each.id for each in documents).items()
-            if number <= self._last
-        }
+        present = self.present(each.id for each in documents)
+        seen = {doc_id for doc_id, (number, _) in present.items() if number <= self._last}
         for document in documents:
             if document.id in seen:
                 return InputError(f"id {document.id!r} comes twice; make ids unique")
             seen.add(document.id)
         return InputError(f"the metadata of {documents[0].id!r} or a later document is no JSON for SQLite; simplify it")
 
-    def record(self) -> None:
-        """Write down that there was a change, if there was one."""
-        if self._touched:
-            self._insert_change(Moment(*self.next, now(), self._documents, self._last))
 
-    def _insert_change(self, moment: Moment) -> None:
-        self._insert("changes", [moment], lambda *change: change_checksum(self._connection, change))
+# ------------------------------------------------------------------------------------------------- rows and values
 
 
 def content_key(text: str) -> int:
@@ -692,6 +697,11 @@ def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
         return Document(doc_id, text, title, json.loads(metadata) if metadata != "{}" else {})
     except (TypeError, ValueError, RecursionError) as error:
         raise _damaged(f"the metadata of {doc_id!r}") from error
+
+
+def _two_columns(rows: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return rows of two numbers as an array of shape (2, rows)."""
+    return np.array(rows, dtype=np.int64).reshape(len(rows), 2).T
 
 
 def _blobs(vectors: np.ndarray) -> Iterator[bytes]:
@@ -731,5 +741,358 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
+# ------------------------------------------------------------------------------------------------- the tables
+
+
+SCHEMA = """
+CREATE TABLE documents (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    content INTEGER NOT NULL,
+    metadata TEXT NOT NULL CHECK (json_valid(metadata)),
+    title TEXT NOT NULL,
+    text TEXT NOT NULL, checksum INTEGER
+);
+CREATE INDEX documents_by_content ON documents (content);
+CREATE TABLE vectors (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER);
+CREATE TABLE changes (
+    change INTEGER PRIMARY KEY, token TEXT NOT NULL, at TEXT NOT NULL, documents INTEGER NOT NULL, last INTEGER NOT NULL
+    , checksum INTEGER
+);
+CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (change, number)) WITHOUT ROWID;
+"""
+
+# Made when the first long document comes. Numbers of passages rise too, and none is given again (AUTOINCREMENT).
+_PASSAGE_COLUMNS = (
+    "(number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, start INTEGER NOT NULL, "
+    "stop INTEGER NOT NULL, vector BLOB NOT NULL, checksum INTEGER)"
+)
+PASSAGES_SCHEMA = f"CREATE TABLE passages {_PASSAGE_COLUMNS}"
+
+# Standby vectors, of another encoder: see `hce.index.create`. Two pairs of tables exchange their names; an index of
+# SQLite keeps its name, whichever table it then belongs to.
+BESIDE_SCHEMA = (
+    "CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER)",
+    f"CREATE TABLE passages_beside {_PASSAGE_COLUMNS}",
+)
+BY_DOCUMENT = ("passages_by_document", "passages_by_document_too")
+
+COLUMNS = {
+    "documents": ("number", "id", "content", "metadata", "title", "text"),
+    "vectors": ("number", "vector"),
+    "passages": ("document", "start", "stop", "vector"),
+    "vectors_beside": ("number", "vector"),
+    "passages_beside": ("document", "start", "stop", "vector"),
+    "changes": ("change", "token", "at", "documents", "last"),
+}
+"""The columns of each table with checksums, which are of all of them."""
+MOMENTS = f"SELECT {', '.join(COLUMNS['changes'])} FROM changes"  # noqa: S608  all are from here
+REQUIRED = {"documents", "documents_by_content", "vectors", "changes", "removed"}
+FROM_A_COPY = "restore it from a copy or index again"
+
+
+def _normal(statement: str) -> str:
+    """Return a statement without the white space and quotes of ALTER TABLE."""
+    one_line = " ".join(statement.split()).rstrip(";").replace("IF NOT EXISTS ", "").replace('"', "")
+    return one_line.replace(" ,", ",").replace("( ", "(").replace(" )", ")")
+
+
+_SQLITES_OWN = "CREATE TABLE sqlite_sequence(name,seq)"  # for AUTOINCREMENT
+_ALL = (*filter(str.strip, SCHEMA.split(";")), PASSAGES_SCHEMA, *BESIDE_SCHEMA, _SQLITES_OWN)
+KNOWN = {each.split("(")[0].split()[2]: {each} for each in map(_normal, _ALL)}
+KNOWN |= {
+    name: {f"CREATE INDEX {name} ON {table} (document)" for table in ("passages", "passages_beside")}
+    for name in BY_DOCUMENT
+}
+
+
+def _check_schema(connection: sqlite3.Connection, where: str) -> None:
+    """Refuse a file of other tables: a view or a trigger could do anything."""
+    try:
+        rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    except sqlite3.OperationalError as error:
+        if "decode" not in str(error):
+            raise
+        raise FormatError(f"{where} is damaged ({error}); {FROM_A_COPY}") from error
+    missing = REQUIRED - {name for _, name, _ in rows}
+    if missing:
+        raise FormatError(f"{where} is damaged or empty (no {min(missing)}); {FROM_A_COPY}")
+    for kind, name, statement in rows:
+        made_by_sqlite = kind == "index" and statement is None and str(name).startswith("sqlite_autoindex_")
+        if not made_by_sqlite and _normal(str(statement)) not in KNOWN.get(name, ()):
+            raise FormatError(
+                f"{where} is damaged, or was changed by other software (the {kind} {name!r} is not as hce makes it); "
+                f"{FROM_A_COPY}"
+            )
+
+
+def row_checksum(*values: int | str | bytes | None) -> int:
+    """Return the checksum of the values of a row."""
+    return zlib.crc32(b"\0".join([each if type(each) is bytes else str(each).encode() for each in values]))
+
+
+def vector_checksum(number: int, vector: bytes) -> int:
+    """Return the checksum of a vector and its number, which is the start value."""
+    return zlib.crc32(vector, number & 0xFFFFFFFF)
+
+
+def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> int:
+    """Return the checksum of a change and of the numbers that it removed."""
+    number, *rest = change
+    removed = connection.execute("SELECT number FROM removed WHERE change = ? ORDER BY number", (number,))
+    return row_checksum(number, *rest, *(each for (each,) in removed))
+
+
+# ------------------------------------------------------------------------------------------------- connections
+
+
+class _Stamp(NamedTuple):
+    """What changes when a file is written to: device and inode, size, time, and the length of SQLite's log."""
+
+    file: tuple[int, int]
+    size: int
+    modified: int
+    log: int
+
+
+class Connection(sqlite3.Connection):
+    """A connection with the process that opened it; and the stamp of a file that is read without write access."""
+
+    process: int = 0
+    stamp: _Stamp | None = None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether the process that this one was forked from opened it."""
+        return self.process != os.getpid()
+
+
+class Connections:
+    """The connections of this process to one SQLite file, lent to one thread at a time each."""
+
+    def __init__(self, path: Path) -> None:
+        self._idle: list[Connection] = []
+        self._closed = False
+        self._folder = path.parent  # as errors name it
+        self._path = path.absolute()  # whatever folder the process goes to
+        self._file: tuple[int, int] | None = None  # device and inode of the first one opened
+        heed_forks(self)
+
+    def __del__(self) -> None:
+        self.close()
+
+    @contextmanager
+    def lend(self) -> Iterator[Connection]:
+        """Lend a connection to one thread, and roll back what is not committed.
+
+        Raises:
+            InputError: the file was replaced since it was opened, or written to while it was read without write access.
+            FormatError: there is no file.
+        """
+        if self._closed:
+            raise InputError(f"{self._folder}: the index is closed; open it again")
+        connection = self._idle_one() or self._connect()
+        try:
+            yield connection
+            self._check_unchanged(connection)
+        except sqlite3.DatabaseError:
+            self._check_unchanged(connection)  # what looks like damage may be pages of two moments
+            raise
+        finally:
+            self._take_back(connection)
+
+    def can_write(self, connection: Connection) -> bool:
+        """Return whether there is a right to write, before SQLite would notice."""
+        return connection.stamp is None and os.access(self._path, os.W_OK)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def after_fork(self) -> None:
+        """Leave the parent's connections alone after a fork."""
+        while self._idle:
+            _abandon(self._idle.pop())
+
+    def log_size(self) -> int:
+        """Return the length of SQLite's log; 0 if there is none."""
+        try:
+            return self._path.with_name(f"{self._path.name}-wal").stat().st_size
+        except OSError:
+            return 0
+
+    def copy_log(self, connection: Connection) -> None:
+        """Copy the log into the file while nobody can write.
+
+        SQLite would copy at the end of a write, when others may be writing already. Its versions up to 3.51.2 (but not
+        3.44.6 and 3.50.7) can then lose what was written: https://sqlite.org/wal.html#walresetbug
+        """
+        connection.execute("BEGIN IMMEDIATE")  # others have to wait, and a second connection may copy
+        try:
+            with self.lend() as second:
+                second.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        finally:
+            connection.execute("ROLLBACK")
+
+    def _idle_one(self) -> Connection | None:
+        self._check_place()
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if connection.stamp is None or connection.stamp == self._stamp():
+                return connection
+            connection.close()
+        return None
+
+    def _take_back(self, connection: Connection) -> None:
+        if connection.is_inherited:
+            _abandon(connection)
+            return
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+
+    def _connect(self) -> Connection:
+        """Open the file, for reading alone where there is no right to write, or no room."""
+        stamp = self._stamp()
+        try:
+            connection = self._opened("mode=rw")  # or read-only, where there is a log already that can be read
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                raise
+            if stamp.log:
+                raise self._unreadable(error) from error
+            connection = self._opened("mode=ro&immutable=1")
+            connection.stamp = stamp
+        try:
+            self._check_place()  # it may have been replaced just before it was opened
+        except Exception:
+            connection.close()
+            raise
+        return connection
+
+    def _opened(self, options: str) -> Connection:
+        connection = sqlite3.connect(
+            f"{self._path.as_uri()}?{options}",
+            uri=True,
+            timeout=SECONDS_TO_WAIT,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=64,
+            factory=Connection,
+        )
+        connection.process = os.getpid()
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # see `copy_log`
+            connection.execute("PRAGMA journal_size_limit = 0")  # so that the file is as long as what is in it
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
+            _check_schema(connection, str(self._folder / self._path.name))  # which opens the log
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _unreadable(self, error: sqlite3.OperationalError) -> Exception:
+        if "unable to open" not in str(error) and "readonly" not in str(error):
+            return error
+        return InputError(
+            f"{self._folder}: there is a log ({self._folder}/{self._path.name}-wal) that only who may write here can "
+            "read; have its owner open the index once"
+        )
+
+    def _check_place(self) -> None:
+        """Refuse another file than the one that was opened first."""
+        found = self._stamp().file
+        if self._file is None:
+            self._file = found
+        elif self._file != found:
+            raise InputError(
+                f"{self._folder}: the index was replaced by another one since it was opened; open it again"
+            )
+
+    def _check_unchanged(self, connection: Connection) -> None:
+        """Refuse what was read as unchangeable from a file that has changed."""
+        if connection.stamp is not None and connection.stamp != self._stamp():
+            raise WriterBusyError(f"{self._folder}: someone wrote to this index while it was read; try again")
+
+    def _stamp(self) -> _Stamp:
+        try:
+            require_own_files(self._path)
+            found = self._path.stat()
+        except FileNotFoundError:
+            what = "the index was moved or deleted since it was opened; open it again"
+            if self._file is None:
+                what = f"the index is incomplete ({self._path.name} is missing); index again"
+            raise FormatError(f"{self._folder}: {what}") from None
+        except OSError as error:
+            raise InputError(f"{self._folder}: cannot be read ({error.strerror}); check its permissions") from error
+        return _Stamp((found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns, self.log_size())
+
+
+@contextmanager
+def heeding_deadlines(connection: Connection) -> Iterator[None]:
+    """Interrupt statements by a DeadlineError once nobody waits for them."""
+    connection.set_progress_handler(check_deadline, STEPS_BETWEEN_LOOKS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "interrupted" in str(error):
+            check_deadline()
+        raise
+    finally:
+        connection.set_progress_handler(None, 0)
+
+
+def require_own_files(path: Path) -> None:
+    """Refuse a file if SQLite would use or delete others on opening it.
+
+    A journal can name a file that SQLite deletes as soon as it has undone the write; hce never makes such a journal.
+    """
+    for suffix in ("", "-wal", "-shm"):
+        is_file(f"{path}{suffix}")
+    with suppress(FileNotFoundError), open_file(f"{path}-journal") as journal:
+        if journal.seek(0, os.SEEK_END) >= len(SUPER_JOURNAL):
+            journal.seek(-len(SUPER_JOURNAL), os.SEEK_END)
+            if journal.read() == SUPER_JOURNAL:
+                raise OutsideError(f"{path}-journal names another file, which SQLite would delete; delete the journal")
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return "locked" in str(error) or "busy" in str(error)
+
+
 def _be_patient(connection: sqlite3.Connection, seconds: float) -> None:
     connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
+
+def _abandon(connection: Connection) -> None:
+    """Never close a connection: SQLite would tidy up while the parent writes."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+_heeding: WeakSet[Any] = WeakSet()
+
+
+def heed_forks(thing: Any) -> None:
+    """Call `thing.after_fork()` in every process that is forked from this one."""
+    _heeding.add(thing)
+
+
+def _after_fork() -> None:
+    for thing in list(_heeding):
+        thing.after_fork()
+
+
+with suppress(AttributeError):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -24,9 +24,8 @@ from hce.data.corpus import Corpus
 from hce.deadline import check_deadline
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
-from hce.index.connections import require_own_files
 from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
-from hce.index.store import Reader, content_key
+from hce.index.store import Reader, content_key, require_own_files
 from hce.progress import progress_bar
 from hce.search.fusion import TOKENS_FIRST, order_by_tokens
 

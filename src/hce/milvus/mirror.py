@@ -33,10 +33,9 @@ from hce.checksums import sealed, unsealed
 from hce.contained import delete_file, is_file
 from hce.errors import AwayError, FormatError, InputError
 from hce.files import checked_fields, read_json, write_json
-from hce.index.connections import heed_forks
 from hce.index.derived import Part
 from hce.index.manifest import Manifest
-from hce.index.store import STORE_FILE, Moment, MomentPassedError, Reader, Store
+from hce.index.store import STORE_FILE, Moment, MomentPassedError, Reader, Store, heed_forks
 from hce.milvus.engine import (
     DOCUMENTS,
     FILES,
