@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hce.checksums import CHECKSUMS, write_checksums
 from hce.cli import app
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
+from hce.files import CHECKSUMS, write_checksums
 from hce.index import background
 from hce.index.check import check
 from hce.index.derived import LocalPart

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from hce.checksums import CHECKSUMS, damage_in, require_undamaged, write_checksums
 from hce.errors import FormatError, OutsideError
+from hce.files import CHECKSUMS, damage_in, require_undamaged, write_checksums
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from hce.checksums import write_checksums
 from hce.data.documents import Document
 from hce.errors import FormatError
+from hce.files import write_checksums
 from hce.index.index import Index
 from hce.search import codes as codes_module
 from hce.search import engine as engine_module

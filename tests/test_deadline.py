@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hce.data.documents import Document
-from hce.deadline import Deadline, DeadlineError, check_deadline
 from hce.index.index import Index
 from hce.index.store import Store
+from hce.progress import Deadline, DeadlineError, check_deadline
 from hce.search.words import Words
 
 

@@ -111,7 +111,7 @@ def test_the_guard_and_the_limits_are_the_apis(address, app, monkeypatch):
 
 
 def test_encoding_stops_when_nobody_waits_any_more(app):
-    from hce.deadline import Deadline, DeadlineError
+    from hce.progress import Deadline, DeadlineError
 
     with Deadline(-1).around(), pytest.raises(DeadlineError):
         embeddings._encode(app.state.site, ["star"], "document")

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hce import hosts
+from hce import processes
 from hce.data import corpus as corpus_module
 from hce.data.corpus import Corpus
 from hce.data.records import Reading
@@ -58,10 +58,10 @@ def member(rank: int, environment: dict[str, str], folder: Path, job: Callable[.
         enter(space)
     os.environ.update(environment, RANK=str(rank), LOCAL_RANK="0")
     socket.gethostname = lambda: f"host-{'ab'[rank]}"
-    hosts.TIMEOUT, hosts.HEARING, hosts.GRACE = timedelta(seconds=TIMEOUT), 3.0, 0.5
+    processes.TIMEOUT, processes.HEARING, processes.GRACE = timedelta(seconds=TIMEOUT), 3.0, 0.5
     getattr(job, "prepare", lambda rank: None)(rank)
     try:
-        with hosts.together(GO_ON):
+        with processes.together(GO_ON):
             job(rank, folder)
     except HceError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -109,7 +109,7 @@ def have_other_code(rank: int, folder: Path) -> None:
 
 
 def pretend_another_version(rank: int) -> None:
-    hosts.__version__ = f"0.{rank}"
+    processes.__version__ = f"0.{rank}"
 
 
 have_other_code.prepare = pretend_another_version

@@ -29,14 +29,13 @@ from hypothesis.stateful import (
 )
 
 import hce
-from hce.checksums import sealed
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
-from hce.files import read_json, write_json
+from hce.files import read_json, sealed, write_json
 from hce.index import create, derived
 from hce.index.index import Index
 from hce.index.manifest import Manifest

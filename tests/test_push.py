@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import hce
-from hce.checksums import damage_in
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, OutsideError
+from hce.files import damage_in
 from hce.training.model_folder import ModelFolder
 from hce.training.push import uploads_of
 

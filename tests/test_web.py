@@ -36,13 +36,13 @@ import hce.web.connection
 import hce.web.guard
 from hce.data.documents import Document
 from hce.data.snippets import MOST_WORDS, QueryWords, _best_start, best_snippet
-from hce.deadline import Deadline, DeadlineError, check_deadline
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.index.drift import Drift
 from hce.index.index import Index
 from hce.index.state import IndexState
 from hce.index.store import Store
+from hce.progress import Deadline, DeadlineError, check_deadline
 from hce.training.recipe import Recipe
 from hce.web import schemas as answers
 from hce.web.app import PLOTLY, Server, create_app, listen, url_of

@@ -1,9 +1,9 @@
-"""Contained: files of an index or a model, opened, listed and deleted without leaving its folder.
+"""Files of an index or a model that may come from a stranger: opened, listed and deleted inside its folder only.
 
-The folder may come from a stranger. The path that the user gives may be a link; nothing inside may be a link, a pipe or
-a device. Our readers open files by `open_file` or `read_bytes`. A library that opens paths itself gets a `plain_path`,
-or a folder that `check_tree` has passed. transformers and sentence-transformers open whatever path a setting names,
-such as `tokenizer_file`, so a model's folder goes through `require_inside` first. Deletions go through `delete_file` or
+The path that the user gives may be a link; nothing inside may be a link, a pipe or a device, or OutsideError is raised.
+Our readers open files by `open_file` or `read_bytes`. A library that opens paths itself gets a `plain_path`, or a
+folder that `check_tree` has passed. transformers and sentence-transformers open whatever path a setting names, such as
+`tokenizer_file`, so a model's folder goes through `require_inside` first. Deletions go through `delete_file` or
 `delete_folder`.
 """
 
@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hce.errors import FormatError, OutsideError
+from hce.errors import FormatError, HceError, OutsideError
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ MOST_TEXT = 128 << 20  # bytes of JSON or text that is read as a whole
 TEXTS = (".json", ".txt", ".jinja", ".model")  # files of a model that libraries read as a whole
 CHECKSUMS = "checksums.json"
 
-NOT_SETTINGS = ("tokenizer.json", "vocab.json", "words.json", "checksums.json", "hce.json", "labels.json")  # of a model
+NOT_SETTINGS = ("tokenizer.json", "vocab.json", "words.json", CHECKSUMS, "hce.json", "labels.json")  # of a model
 NAMES_A_FILE = re.compile(r".*(file|path|folder|dir)s?")
 ONLY_SHOWN = ("_name_or_path", "name_or_path")  # where a model came from; nobody opens that
 
@@ -38,6 +38,9 @@ ONLY_SHOWN = ("_name_or_path", "name_or_path")  # where a model came from; nobod
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | NO_LINK
 HAS_DIR_FD = os.open in os.supports_dir_fd
+
+KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}
+KINDS |= {stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
 
 # Files that hce and tantivy write into the folders of an index, for where no `checksums.json` lists them.
 OWN_FILE = re.compile(
@@ -47,15 +50,15 @@ OWN_FILE = re.compile(
 
 
 def open_file(path: str | Path, within: str | Path | None = None, *, most: int | None = None) -> BinaryIO:
-    """Open a regular file for reading, by a way that has no link.
+    """Open a regular file for reading, along a path without links.
 
     Args:
         path: the file.
         within: the folder of the index or model, whose own path may be a link; by default the file's folder.
-        most: bytes that the file may have.
+        most: the largest size in bytes.
 
     Raises:
-        OutsideError: the file is a link, a pipe, a device or a folder, or the way to it leads through a link.
+        OutsideError: the file is a link, a pipe, a device or a folder, or is reached through a link.
         FormatError: it is larger than `most`.
         FileNotFoundError: nothing is there.
     """
@@ -67,11 +70,11 @@ def open_file(path: str | Path, within: str | Path | None = None, *, most: int |
         descriptor = _opened(path, within)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # replaced since it was looked at
-            raise _outside(path, "a link") from error
+            raise _outside(path, stat.S_IFLNK) from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _outside(path, "no regular file")
+        raise _outside(path, 0)
     return os.fdopen(descriptor, "rb")
 
 
@@ -100,41 +103,23 @@ def read_json_value(path: str | Path) -> Any:
 
 
 def plain_path(path: str | Path, within: str | Path | None = None) -> Path:
-    """Return the path of a regular file, for a library that opens it.
-
-    A missing file is left for the library to report.
-
-    Raises:
-        OutsideError: see `open_file`.
-    """
+    """Return the path of a regular file for a library, which reports a missing one itself."""
     is_file(path, within)
     return Path(path)
 
 
 def is_file(path: str | Path, within: str | Path | None = None) -> bool:
-    """Return whether a regular file is there; False where nothing is.
-
-    Raises:
-        OutsideError: something else is there; see `open_file`.
-    """
+    """Return whether a regular file is there; OutsideError if something else is."""
     return _is_there(Path(path), within, stat.S_ISREG)
 
 
 def is_folder(path: str | Path, within: str | Path | None = None) -> bool:
-    """Return whether a folder is there; False where nothing is.
-
-    Raises:
-        OutsideError: something else is there; see `open_file`.
-    """
+    """Return whether a folder is there; OutsideError if something else is."""
     return _is_there(Path(path), within, stat.S_ISDIR)
 
 
 def names_in(folder: str | Path, within: str | Path | None = None) -> list[str]:
-    """Return the sorted names of what is in a folder; none where there is no folder.
-
-    Raises:
-        OutsideError: the folder is no folder inside of `within`; see `open_file`.
-    """
+    """Return the sorted names in a folder; none if there is no folder."""
     folder = Path(folder)
     if within is not None and not is_folder(folder, within):
         return []
@@ -145,14 +130,10 @@ def names_in(folder: str | Path, within: str | Path | None = None) -> list[str]:
 
 
 def check_tree(folder: str | Path, within: str | Path | None = None) -> dict[str, os.stat_result]:
-    """Return the files of a folder and below, if all are regular files.
-
-    Args:
-        folder: of an index, a model, or a part of one; where nothing is, it has no files.
-        within: see `open_file`; by default the folder may be a link itself.
+    """Return the files of a folder and below by name, if all are regular files; none if there is no folder.
 
     Raises:
-        OutsideError: there is a link, a pipe or a device.
+        OutsideError: there is a link, a pipe or a device; without `within`, the folder itself may be a link.
         FormatError: a text is larger than any that hce writes.
     """
     folder = Path(folder)
@@ -162,25 +143,15 @@ def check_tree(folder: str | Path, within: str | Path | None = None) -> dict[str
 
 
 def delete_file(path: str | Path, within: str | Path | None = None) -> None:
-    """Delete a regular file, if it is there.
-
-    Raises:
-        OutsideError: something else is there; see `open_file`.
-    """
+    """Delete a regular file, if it is there; OutsideError if something else is."""
     if is_file(path, within):
         Path(path).unlink(missing_ok=True)
 
 
 def delete_folder(path: str | Path, within: str | Path | None = None) -> bool:
-    """Delete a folder at once, if hce wrote everything in it.
+    """Delete a folder if hce wrote everything in it; return whether it is gone, else log why.
 
     Files of hce are those that a `checksums.json` in the folder names, and those with a name that hce gives.
-
-    Returns:
-        Whether the folder is gone; else a warning says why.
-
-    Raises:
-        OutsideError: it is no folder, or a link is on the way to it; see `open_file`.
     """
     path = Path(path)
     if not is_folder(path, within):
@@ -196,11 +167,11 @@ def delete_folder(path: str | Path, within: str | Path | None = None) -> bool:
     return not os.path.lexists(path)
 
 
-# ------------------------------------------------------------------------------------------------- the way to a file
+# ------------------------------------------------------------------------------------------------- paths without links
 
 
 def _require_plain(path: Path, within: str | Path | None, is_wanted: Callable[[int], bool]) -> os.stat_result:
-    """Return the status of a path, reached from `within` through real folders alone."""
+    """Return the status of a path, reached from `within` through real folders only."""
     root = path.parent if within is None else Path(within)
     names = path.relative_to(root).parts
     if ".." in names:
@@ -210,12 +181,12 @@ def _require_plain(path: Path, within: str | Path | None, is_wanted: Callable[[i
         place /= name
         above = place.lstat()
         if not stat.S_ISDIR(above.st_mode):
-            raise _outside(place, _kind(above.st_mode))
+            raise _outside(place, above.st_mode)
     found = path.lstat() if names else path.stat()
     if stat.S_ISLNK(found.st_mode) and _is_of_hub(path):
         found = path.stat()
     if not is_wanted(found.st_mode):
-        raise _outside(path, _kind(found.st_mode))
+        raise _outside(path, found.st_mode)
     return found
 
 
@@ -272,7 +243,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             if stat.S_ISLNK(found.st_mode) and _is_of_hub(path):
                 found = path.stat()
             if not stat.S_ISREG(found.st_mode):
-                raise _outside(path, _kind(found.st_mode))
+                raise _outside(path, found.st_mode)
             if path.suffix in TEXTS:
                 _check_size(path, found, MOST_TEXT)
             yield path, found
@@ -283,31 +254,21 @@ def _check_size(path: Path, found: os.stat_result, most: int) -> None:
         raise FormatError(f"{path}: damaged ({found.st_size:,} bytes, where at most {most:,} are expected)")
 
 
-def _outside(path: Path, kind: str) -> OutsideError:
+def _outside(path: Path, kind: int | str) -> OutsideError:
+    """Return the error for a path of a kind: a mode of the file system, or words."""
+    if not isinstance(kind, str):
+        kind = KINDS.get(stat.S_IFMT(kind), "no regular file")
     why = "hce opens nothing that leads out of an index or a model"
     if kind in ("a file", "a folder"):
         why = f"hce expects {'a folder' if kind == 'a file' else 'a file'} there"
     return OutsideError(f"{path} is {kind}, and {why}; delete it, or put what it should be in its place")
 
 
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_IFLNK: "a link",
-        stat.S_IFIFO: "a pipe",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-        stat.S_IFDIR: "a folder",
-        stat.S_IFREG: "a file",
-    }
-    return kinds.get(stat.S_IFMT(mode), "no regular file")
-
-
 # ------------------------------------------------------------------------------------------------- what hce wrote
 
 
 def _strange(folder: Path) -> str | None:
-    """Say what in a folder hce did not write; None where all of it is hce's."""
+    """Say what in a folder hce did not write; None if it wrote everything."""
     try:
         files, device = check_tree(folder), folder.stat().st_dev
     except (OutsideError, FormatError, OSError) as error:
@@ -316,7 +277,8 @@ def _strange(folder: Path) -> str | None:
     for name in files:
         place, _, last = name.rpartition("/")
         if last == CHECKSUMS:
-            listed |= {f"{place}/{each}" if place else each for each in _listed(folder / name)}
+            with suppress(HceError, TypeError, ValueError):  # a damaged one lists nothing
+                listed |= {f"{place}/{each}" if place else each for each in dict(read_json_value(folder / name))}
     for name, found in files.items():
         is_own = name in listed or OWN_FILE.fullmatch(name.rpartition("/")[2])
         if not is_own or found.st_dev != device:
@@ -324,22 +286,8 @@ def _strange(folder: Path) -> str | None:
     return None
 
 
-def _listed(path: Path) -> list[str]:
-    """Return the names that a `checksums.json` lists; none where it is damaged."""
-    try:
-        known = json.loads(read_bytes(path))
-    except (ValueError, RecursionError, FormatError, OSError):
-        return []
-    return list(known) if isinstance(known, dict) else []
-
-
 def require_inside(folder: Path) -> None:
-    """Fail if a model has links, or a setting that names another file.
-
-    Raises:
-        OutsideError: there is such a thing.
-        FormatError: a file of settings is damaged.
-    """
+    """Raise OutsideError if a model has links, or a setting that names a file elsewhere."""
     for name in check_tree(folder):
         path = folder / name
         if path.suffix != ".json" or path.name in NOT_SETTINGS:
@@ -365,10 +313,7 @@ def _named_files(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _leads_out(folder: Path, place: Path, key: str, value: str) -> bool:
-    """Return whether a name leads outside of a folder.
-
-    It is tried from the settings' place and from the current folder.
-    """
+    """Return whether a name leads out of a folder, from the settings' place or from the current folder."""
     bases = (place, Path.cwd()) if key.endswith("_file") else (place,)
     found = [base / value for base in bases if os.path.lexists(base / value)]
     return any(not path.resolve().is_relative_to(folder.resolve()) for path in found)

@@ -1,17 +1,19 @@
-"""Files and folders that appear whole or not at all, and work that a crash leaves unfinished.
+"""Files and folders that appear complete or not at all, work that a crash leaves unfinished, and checksums.
 
-What is written is written next to its place, flushed to disk, then renamed. What is on its way is locked, so that what
-a killed process left of it is known by its open lock, and deleted when the same is written again. Unfinished work is
-kept next to its output, with a mapping of what it belongs to, so that only the same work is ever continued.
+What is written is written next to its place, flushed to disk, then renamed. It is locked meanwhile: the next write of
+the same name deletes what a killed process left unlocked. Unfinished work stays next to its output, with a mapping that
+says what it belongs to, so only the same work is ever continued.
 
-At the end: pages of mapped files, which count as memory of the process until they are given back.
+CRC-32 finds every flipped bit and every burst of up to 32, misses other damage once in four billion, and reads 2.8 GB a
+second (docs/LOG.md). It is for accidents: who changes a file on purpose can change its checksum.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
-import mmap
+import logging
 import os
 import re
 import reprlib
@@ -20,15 +22,18 @@ import shutil
 import stat
 import tempfile
 import weakref
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import reduce
 from pathlib import Path
 from types import UnionType
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hce.contained import names_in, read_json_value
+from hce.contained import CHECKSUMS as CHECKSUMS
+from hce.contained import check_tree, is_file, names_in, open_file, plain_path, read_json_value
 from hce.errors import FormatError, HceError, InputError, one_line, system_reason
-from hce.progress import every
+from hce.progress import Advance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,13 +43,16 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)  # what a killed write of a name leaves
+SEAL = "checksum"
+LEFT_OUT = {CHECKSUMS, "README.md"}  # the latter is for people, who may change it as they like
+BYTES_AT_ONCE = 1 << 22
 
-PIECE = 1 << 16  # bytes of a file that is to be mapped, written at once
-SECONDS_BETWEEN_RELEASES = 0.1  # in which a process reads less than a gigabyte of a mapped file
-_released: list[mmap.mmap] = []  # what is mapped within `released`
+
+# ------------------------------------------------------------------------------------------------- files
 
 
 @contextmanager
@@ -52,13 +60,13 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a temporary file next to `path`; on success it replaces `path`.
 
     Raises:
-        InputError: when `path` is a folder, or the system refuses what is written: the disk is full, or read-only.
+        InputError: `path` is a folder, or the system refuses the write: the disk is full, or read-only.
     """
     path = Path(path)
     with writing_to(path):
         if path.is_dir():
             raise InputError(f"{path}: is a folder; give the name of a file")
-        if path.exists() and not path.is_file():  # to put a file in the place of /dev/null would break the machine
+        if path.exists() and not path.is_file():  # replacing /dev/null by a file would break the machine
             raise InputError(f"{path}: is a device or a pipe; give the name of a file")
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
         with _neighbour(path, lambda temporary: temporary.touch(exist_ok=False)) as temporary:
@@ -72,7 +80,7 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def writing_to(path: str | Path) -> Iterator[None]:
-    """Turn any failure of writing within this block into one line.
+    """Turn any failure to write in this block into one line.
 
     Raises:
         InputError: the disk is full, read-only or failing, or the folder is not ours to write to.
@@ -85,9 +93,8 @@ def writing_to(path: str | Path) -> Iterator[None]:
         reason = system_reason(error)
         if reason is None:
             raise
-        parent = Path(path).absolute().parent
-        if isinstance(error, FileNotFoundError) and not parent.is_dir():
-            raise InputError(f"{path}: there is no folder {parent}; make it first") from error
+        if isinstance(error, FileNotFoundError):
+            require_parent(Path(path))
         raise InputError(
             f"{path}: cannot be written ({reason}); check the disk's space and the folder it is to stand in"
         ) from error
@@ -95,7 +102,7 @@ def writing_to(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def open_text(path: str | Path) -> Iterator[IO[str]]:
-    """Open a text file for writing, atomically, compressed where the name says so."""
+    """Open a text file for writing, atomically; `.gz` names are compressed."""
     if Path(path).suffix.lower() != ".gz":
         with open_atomically(path) as file:
             yield file
@@ -108,7 +115,7 @@ def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as readable JSON, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     with open_atomically(path, "wb") as file:
-        file.write(text.encode("utf-8", "backslashreplace"))  # what a file's name holds besides Unicode is an escape
+        file.write(text.encode("utf-8", "backslashreplace"))  # file names may hold what is no Unicode
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
@@ -128,12 +135,12 @@ def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = 
     """Make a dataclass or a named tuple of JSON values, checked by type.
 
     Args:
-        kind: the class; names that it does not have are passed over.
-        values: what the file says.
-        may_be_nan: fields among whose numbers there may be None, which is what NaN is read as.
+        kind: the class; names that it does not have are skipped.
+        values: the JSON value.
+        may_be_nan: fields whose numbers may be None, as NaN is read.
 
     Raises:
-        FormatError: a value is missing or of another type; the file is not named.
+        FormatError: a value is missing or has another type; the message does not name the file.
     """
     if not isinstance(values, dict):
         raise FormatError(f"a {type(values).__name__} where an object should be")
@@ -148,7 +155,7 @@ def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = 
 
 
 def _fits(value: Any, hint: Any, may_be_nan: bool) -> bool:
-    """Tell whether a JSON value is of a type."""
+    """Return whether a JSON value has a type."""
     origin, of = get_origin(hint), get_args(hint)
     if hint is Any or (value is None and hint is float and may_be_nan):
         return True
@@ -163,22 +170,17 @@ def _fits(value: Any, hint: Any, may_be_nan: bool) -> bool:
     return isinstance(value, (int, float) if hint is float else hint)
 
 
-def require_parent(output: Path) -> None:
-    """Refuse, before any work, an output under a folder that does not exist.
+# ------------------------------------------------------------------------------------------------- folders
 
-    Raises:
-        InputError: there is no such folder.
-    """
+
+def require_parent(output: Path) -> None:
+    """Raise InputError for an output under a folder that does not exist."""
     if not output.absolute().parent.is_dir():
         raise InputError(f"{output}: there is no folder {output.absolute().parent}; make it first")
 
 
 def require_new(path: str | Path) -> None:
-    """Refuse an output folder that holds something already.
-
-    Raises:
-        InputError: `path` is a file, or a folder that is not empty.
-    """
+    """Raise InputError for an output folder that is a file, or not empty."""
     path = Path(path)
     try:
         holds_something = any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
@@ -189,11 +191,7 @@ def require_new(path: str | Path) -> None:
 
 
 def require_free(output: str | Path, resume: bool) -> None:
-    """Fail if an output folder is taken, or has an unfinished run.
-
-    Raises:
-        InputError: either of them.
-    """
+    """Raise InputError for an output folder that is taken, or has an unfinished run."""
     require_new(output)
     if not resume and unfinished(output).exists():
         raise InputError(f"{unfinished(output)} holds an unfinished run: add --resume to continue it, or delete it")
@@ -203,13 +201,10 @@ def require_free(output: str | Path, resume: bool) -> None:
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` on success.
 
-    `path` must not exist, or be an empty folder.
-
     Raises:
-        InputError: when `path` is a file or a folder that holds something, or the system refuses what is written: the
-            disk is full, or read-only.
+        InputError: `path` is a file or a folder that is not empty, or the system refuses the write.
     """
-    path = Path(path).absolute()  # "." has no name to build a neighbour's from
+    path = Path(path).absolute()  # "." has no name to build a neighbor's from
     require_new(path)
     with writing_to(path):
         make_folder(path.parent)
@@ -230,21 +225,18 @@ def make_folder(folder: Path) -> None:
 
 
 def delete_whole(path: Path) -> None:
-    """Delete a folder, if it is there: after a kill, all of it or none.
-
-    What is left under another name then is deleted the next time.
-    """
+    """Delete a folder, if it is there: a kill leaves it complete, or hidden for the next deletion."""
     with suppress(OSError):
-        path.replace(path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial"))
+        path.replace(_hidden(path))
         sync_folder(path.parent)
     delete_leftovers(path.parent, path.name)
 
 
 class ScratchFolder:
-    """A folder for temporary files, deleted along with this object; after a kill, when the next one is made.
+    """A folder for temporary files, deleted with this object; after a kill, when the next one is made.
 
     Attributes:
-        path: the folder; of this process alone, whichever processes are forked from it.
+        path: the folder. Processes forked from this one do not delete it.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -254,46 +246,6 @@ class ScratchFolder:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             lock = _lock(self.path)
         self._deletion = weakref.finalize(self, _delete_own, self.path, lock, os.getpid())
-
-
-def delete_stale(leftovers: Iterable[Path]) -> None:
-    """Delete this user's files and folders that no living process locks."""
-    if fcntl is None:
-        return
-    for path in leftovers:
-        with suppress(OSError):  # held, another's, or deleted by someone else meanwhile
-            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.geteuid():
-                    _delete(path)
-            finally:
-                os.close(lock)
-
-
-@contextmanager
-def held_alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold a folder for work that one process may do at a time.
-
-    A kill releases it.
-
-    Raises:
-        InputError: another process holds it; `refusal` is what it says.
-    """
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(refusal) from None
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def unfinished(output: str | Path) -> Path:
@@ -308,33 +260,50 @@ def other_identity(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str |
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` durable.
-
-    Windows has no such call; it journals renames.
-    """
+    """Make a rename inside `folder` durable; Windows journals renames."""
     if os.name == "posix":
         _sync(folder)
 
 
+# ------------------------------------------------------------------------------------------------- locks
+
+
+@contextmanager
+def held_alone(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold a folder for work that one process at a time may do; a kill releases it.
+
+    Raises:
+        InputError: another process holds it, with `refusal` as its message.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(refusal) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """Make and lock a temporary file or folder next to `path`.
-
-    It is locked until it is renamed, and deleted on an error.
-
-    What killed processes left of the like is deleted first.
-    """
+    """Make a temporary file or folder next to `path`, locked until it is renamed, and deleted on an error."""
     delete_leftovers(path.parent, path.name)
     lock = None
     while lock is None:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        temporary = _hidden(path)
         make(temporary)
         lock = _lock(temporary)
     try:
         yield temporary
     except BaseException as error:
         _delete(temporary)
-        if isinstance(error, HceError):  # nobody has heard of the temporary one
+        if isinstance(error, HceError):  # users know the final name only
             error.args = (str(error).replace(str(temporary), str(path)),)
         raise
     finally:
@@ -345,8 +314,6 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
 def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = None) -> None:
     """Delete what killed writes of a name, or of any, left in a folder.
 
-    A living process holds its own locked.
-
     Raises:
         OutsideError: the folder is reached through a link; see `hce.contained`.
     """
@@ -354,11 +321,23 @@ def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = 
     delete_stale([folder / name for name, match in found if match and of in (None, match[1])])
 
 
-def _lock(path: Path) -> int | None:
-    """Lock a file or folder; return None if someone deleted it meanwhile.
+def delete_stale(leftovers: Iterable[Path]) -> None:
+    """Delete this user's files and folders that no living process locks."""
+    if fcntl is None:
+        return
+    for path in leftovers:
+        with suppress(OSError):  # locked, another user's, or deleted meanwhile
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    _delete(path)
+            finally:
+                os.close(lock)
 
-    Returns −1 on a file system without locks.
-    """
+
+def _lock(path: Path) -> int | None:
+    """Lock a file or folder: None if it was deleted meanwhile, −1 on a file system without locks."""
     if fcntl is None:
         return -1
     try:
@@ -371,6 +350,10 @@ def _lock(path: Path) -> int | None:
         return descriptor
     os.close(descriptor)
     return None
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
 def _delete(path: Path) -> None:
@@ -389,20 +372,15 @@ def _delete_own(path: Path, lock: int, process: int) -> None:
 
 
 def _sync_tree(folder: Path, mode: int) -> None:
-    """Flush all to disk, with the rights of the folder.
-
-    Libraries write files for their user alone.
-    """
+    """Flush all files to disk, with the folder's rights: libraries write files for their user alone."""
     for path in (*folder.rglob("*"), folder):
-        if path.is_symlink():
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
             continue
         wanted = stat.S_IMODE(mode) if path.is_dir() else mode & 0o666
         if stat.S_IMODE(path.stat().st_mode) != wanted:
             with suppress(OSError):  # a file system that knows no rights
                 path.chmod(wanted)
-        if path.is_dir():
-            sync_folder(path)
-        elif path.is_file():
+        if path.is_file() or os.name == "posix":
             _sync(path)
 
 
@@ -414,47 +392,111 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# ----------------------------------------------------------------------------------------- mapped files
+# ------------------------------------------------------------------------------------------------- checksums
 
 
-def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
-    """Write rows that are read later from a mapped file, some here and some there.
+def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Write the checksums of these files of a folder, or of all, to its `checksums.json`."""
+    chosen = check_tree(folder).keys() - LEFT_OUT if names is None else names
+    write_json(folder / CHECKSUMS, {name: file_checksum(folder / name) for name in sorted(chosen)})
 
-    Linux keeps what is written at once as one piece of its cache, of up to 2 MB, and where a row is read it may map the
-    whole piece it lies in, all of which then counts as memory of the process. So the pieces are made small.
+
+def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] | None:
+    """Return a line for each file that is missing or changed since `write_checksums`; None without checksums.
+
+    Args:
+        folder: only its regular files are opened.
+        advance: called with the number of bytes just read.
+
+    Raises:
+        OutsideError: something in the folder is a link, a pipe or a device.
     """
-    data = memoryview(rows.tobytes())
-    for start in range(0, len(data), PIECE):
-        file.write(data[start : start + PIECE])
-
-
-@contextmanager
-def released(vectors: object) -> Iterator[None]:
-    """Let the system drop pages of a mapped array while inside this block.
-
-    The array must not be changed.
-
-    Otherwise all of a file that is read through counts as memory of the process, however little of it is in use.
-    """
-    mapped = getattr(vectors, "_mmap", None)
-    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
-        yield
-        return
-    _released.append(mapped)
+    if not is_file(folder / CHECKSUMS):
+        return None
+    files = check_tree(folder)
     try:
-        with every(SECONDS_BETWEEN_RELEASES, lambda: mapped.madvise(mmap.MADV_DONTNEED)):
-            yield
-    finally:
-        _released.remove(mapped)
+        known = read_json(folder / CHECKSUMS)
+    except FormatError as error:
+        return [str(error)]
+    damaged = []
+    for name, checksum in known.items():
+        if name not in files:
+            damaged.append(f"{name} is missing, or is no regular file in this folder")
+            continue
+        with suppress(OSError):
+            if file_checksum(folder / name, advance) == checksum:
+                continue
+        damaged.append(f"{name} is not as it was written")
+    return damaged
 
 
-def give_back() -> None:
-    """Let the system drop pages of the arrays within `released` now.
+def require_undamaged(folder: Path, remedy: str) -> None:
+    """Raise FormatError for a folder with a damaged file; a folder without checksums passes."""
+    if damaged := damage_in(folder):
+        more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
+        raise FormatError(f"{folder}: damaged ({damaged[0]}){more}; {remedy}")
 
-    Call it when rows from all over were read.
 
-    Around each of them the system maps 64 KB that it has at hand, so that in the time between two releases all of a
-    file may be mapped.
-    """
-    for mapped in list(_released):
-        mapped.madvise(mmap.MADV_DONTNEED)
+def sealed(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a small JSON file along with their checksum."""
+    return {**values, SEAL: zlib.crc32(json.dumps(values, sort_keys=True).encode())}
+
+
+def unsealed(values: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
+    """Return the values without their checksum, and whether it fits; None without a checksum."""
+    rest = {name: value for name, value in values.items() if name != SEAL}
+    return rest, values[SEAL] == sealed(rest)[SEAL] if SEAL in values else None
+
+
+class KeptArrays(NamedTuple):
+    """Arrays from a file in the order asked for, and the facts saved with them."""
+
+    arrays: list[np.ndarray]
+    facts: dict[str, str]
+
+
+def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, str]) -> None:
+    """Cache arrays in one file with their checksum, if possible; `facts` name what made them."""
+    from safetensors.numpy import save
+
+    try:
+        with open_atomically(path, "wb") as file:
+            file.write(save(arrays, {**facts, SEAL: str(checksum_of_arrays(arrays.values()))}))
+    except (HceError, OSError) as error:
+        logger.debug("%s is not kept: %s", path, error)
+
+
+def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
+    """Read arrays by name, in the order in which they were written; None if missing or damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(plain_path(path), "numpy") as file:
+            facts, arrays = file.metadata() or {}, [file.get_tensor(name) for name in names]
+    except (OSError, SafetensorError):
+        return None
+    return KeptArrays(arrays, facts) if facts.get(SEAL) == str(checksum_of_arrays(arrays)) else None
+
+
+def checksum_of_arrays(arrays: Iterable[np.ndarray]) -> int:
+    """Return the checksum of some arrays, one after another."""
+    return reduce(lambda checksum, array: zlib.crc32(array.tobytes(), checksum), arrays, 0)
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file that others published, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BYTES_AT_ONCE):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def file_checksum(path: Path, advance: Advance = lambda count: None) -> int:
+    """Return the checksum of a file."""
+    value = 0
+    with open_file(path) as file:
+        while block := file.read(BYTES_AT_ONCE):
+            value = zlib.crc32(block, value)
+            advance(len(block))
+    return value

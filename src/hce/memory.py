@@ -1,20 +1,25 @@
-"""The memory that a command may take: the user's bound, checked against an estimate before the work begins.
+"""Memory: the user's limit, checked against an estimate before the work begins, and pages of mapped files.
 
-The estimate is what the process has taken by then, and what grows with the documents by measured figures
-(docs/LOG.md, "All commands at a million"; lab: `large_corpus`). Pages of mapped files do not count: the system takes
-them back.
+The estimate is the process's memory so far, and what grows with the documents by measured figures (docs/LOG.md, "All
+commands at a million"; lab: `large_corpus`). Pages of mapped files do not count: the system takes them back.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO
 
 from hce.errors import InputError
+from hce.progress import every
 
-UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+if TYPE_CHECKING:
+    import numpy as np
+
 MiB = 1 << 20
 CODED = 4  # dimensions of a vector in a byte of its code
 
@@ -22,6 +27,9 @@ ARENAS = 2  # of glibc's malloc; by default there are 8 for each core
 M_ARENA_MAX = -8
 
 HELD = 1024 * MiB  # of vectors, or of what clustering keeps of them, before they are read from a file
+PIECE = 1 << 16  # bytes of a file to be mapped that are written at once
+SECONDS_BETWEEN_RELEASES = 0.1  # in which a process reads less than a gigabyte of a mapped file
+_released: list[mmap.mmap] = []  # what is mapped within `released`
 
 
 def parse_size(text: str) -> int:
@@ -36,14 +44,14 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE | re.ASCII)
     size = 0
     if found and (found[2] or not found[3]):
-        size = int(float(found[1]) * (1024 if found[3] else 1000) ** UNITS[found[2].lower()])
+        size = int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))
     if size < 1:
         raise InputError(f"memory {text!r}: give a size such as 4GB, 512MB or 4GiB")
     return size
 
 
 def taken_so_far() -> int:
-    """Return the largest memory that this process has taken, in bytes; 0 if the system does not report it."""
+    """Return the peak memory of this process in bytes; 0 if the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -84,10 +92,10 @@ def train_needs(documents: int, dim: int) -> dict[str, int]:
 
 
 def require_memory(needs: Mapping[str, int], bound: int, remedy: str) -> str:
-    """Return a line about the bound and the largest need.
+    """Return a line about the limit and the largest need.
 
     Raises:
-        InputError: the bound is too small; the message has the figure that would do, and `remedy`.
+        InputError: the limit is too small; the message has the figure that would do, and `remedy`.
     """
     stage, most = max(needs.items(), key=lambda each: each[1])
     total = taken_so_far() + most
@@ -103,3 +111,44 @@ def shown_size(size: int) -> str:
     ('1.5 GB', '96 MB')
     """
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+# ------------------------------------------------------------------------------------------------- mapped files
+
+
+def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
+    """Write rows in small pieces, for a mapped file of which scattered rows are read.
+
+    Linux caches what is written at once as one piece of up to 2 MB. Reading a row may map its entire piece, and all of
+    that counts as memory of the process.
+    """
+    data = memoryview(rows.tobytes())
+    for start in range(0, len(data), PIECE):
+        file.write(data[start : start + PIECE])
+
+
+@contextmanager
+def released(vectors: object) -> Iterator[None]:
+    """Let the system drop pages of a mapped array within this block; the array must not be changed.
+
+    Otherwise every page that was ever read counts as memory of the process.
+    """
+    mapped = getattr(vectors, "_mmap", None)
+    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
+        yield
+        return
+    _released.append(mapped)
+    try:
+        with every(SECONDS_BETWEEN_RELEASES, lambda: mapped.madvise(mmap.MADV_DONTNEED)):
+            yield
+    finally:
+        _released.remove(mapped)
+
+
+def give_back() -> None:
+    """Drop pages of the arrays within `released` now; call it after reading scattered rows.
+
+    The system maps 64 KB around each row, so all of a file may be mapped between two releases.
+    """
+    for mapped in list(_released):
+        mapped.madvise(mmap.MADV_DONTNEED)

@@ -1,17 +1,27 @@
-"""Several processes as one: work shared out, rows gathered with their gradients, gradients averaged.
+"""Several processes as one: work shared out, rows gathered with their gradients, gradients averaged; how they stop.
 
 Alone, everything here returns what it was given, so one code path serves one process and many. Processes exchange
 numbers, JSON and safetensors: nothing is pickled.
+
+Processes wait for each other in torch's collectives, which fail if a process died or was silent for `TIMEOUT`. torchrun
+and accelerate end the others that they started on a host. A process that stops leaves its reason in the launcher's
+key-value store, so each host can say why in one line.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import secrets
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,12 +33,17 @@ from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 from torch import Tensor
 
-from hce.errors import InputError
+from hce._version import __version__
+from hce.errors import AwayError, HceError, InputError, one_line
 from hce.files import other_identity, writing_to
 
 T = TypeVar("T")
 R = TypeVar("R")
 ARRAY, JSON = "array", "json"  # keys of a message
+TIMEOUT = timedelta(minutes=30)  # torch's default; between two exchanges one process may have more to do than another
+HEARING = 4.0  # seconds in which all should have read why one stopped
+GRACE = 1.0  # seconds in which others may find the same reason on their own
+SECONDS_BETWEEN_LOOKS = 0.2
 _working_together: ContextVar[bool] = ContextVar("working_together", default=False)
 
 
@@ -42,12 +57,19 @@ def process_rank() -> int:
     return dist.get_rank() if process_count() > 1 else 0
 
 
-def require_alike(facts: Mapping[str, Any]) -> None:
-    """Fail on all ranks if they disagree on these facts, whose names users know.
+def is_first_process() -> bool:
+    """Return whether this process writes the files and talks to the user."""
+    return process_rank() == 0
 
-    Raises:
-        InputError: the line names a fact and two hosts.
-    """
+
+def wait_for_all() -> None:
+    """Wait until every process has come this far."""
+    if process_count() > 1:
+        dist.barrier()
+
+
+def require_alike(facts: Mapping[str, Any]) -> None:
+    """Raise InputError on all ranks if they disagree on these facts, whose names users know."""
     if process_count() == 1:
         return
     own_facts = socket.gethostname(), json.dumps(dict(facts))
@@ -61,11 +83,7 @@ def require_alike(facts: Mapping[str, Any]) -> None:
 
 
 def require_shared(folder: Path) -> None:
-    """Fail if a folder is not the same for all processes, or cannot be written to.
-
-    Raises:
-        InputError: this process does not see what the first one writes there.
-    """
+    """Raise InputError if this process does not see what the first one writes to a folder."""
     if process_count() == 1:
         return
     note = folder / _messages(f".hce-{secrets.token_hex(8)}")[0]
@@ -119,21 +137,13 @@ def with_averaged_gradient(parameter: Tensor) -> Tensor:
     return alias
 
 
-def is_first_process() -> bool:
-    """Return whether this process writes the files and talks to the user."""
-    return process_rank() == 0
-
-
 def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
     """Return all processes' rows stacked; all must have the same number."""
     return gather(torch.from_numpy(rows).to(device)).cpu().numpy()
 
 
 def own_rows(count: int) -> slice:
-    """Return this process's part of `count` rows.
-
-    All parts have one size, and up to (processes − 1) rows are left.
-    """
+    """Return this process's part of `count` rows; all parts are equal, and (processes − 1) rows may be left."""
     each = count // process_count()
     return slice(process_rank() * each, (process_rank() + 1) * each)
 
@@ -203,12 +213,6 @@ def _unpacked(packed: bytes) -> Any:
     return json.loads(arrays[JSON].tobytes(), object_hook=lambda part: arrays[str(part[ARRAY])])
 
 
-def wait_for_all() -> None:
-    """Wait until every process has come this far."""
-    if process_count() > 1:
-        dist.barrier()
-
-
 def seed_step(seed: int, step: int) -> None:
     """Seed torch's generators for a step: the same at each run, and different in each process."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, process_rank()]).generate_state(1)[0]))
@@ -226,7 +230,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def average_values(values: dict[str, float], device: torch.device) -> dict[str, float]:
-    """Return the means over the processes of values that all of them have."""
+    """Return the means of values over the processes."""
     return {name: total / process_count() for name, total in _exchanged(values, device, dist.all_reduce).items()}
 
 
@@ -251,3 +255,125 @@ def _exchanged(values: dict[str, float], device: torch.device, exchange: Callabl
     packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
     exchange(packed)
     return dict(zip(values, packed.tolist(), strict=True))
+
+
+# ------------------------------------------------------------------------------------------------- stopping together
+
+
+@contextmanager
+def together(how_to_go_on: str) -> Iterator[torch.device]:
+    """Work with the processes that accelerate, torchrun or MPI started; yield this one's device.
+
+    Raises:
+        InputError: the others have other code.
+        AwayError: a host cannot be reached, or was lost; the message ends with `how_to_go_on`.
+    """
+    device = _meet()
+    others = _Others()
+    try:
+        require_alike(_code())
+        yield device
+        others.leave()
+    except (HceError, KeyboardInterrupt) as error:
+        others.tell(str(error) or "it was interrupted")
+        raise
+    except Exception as error:
+        if not _is_loss(error):
+            others.tell(f"{one_line(error)} (a bug in hce)")
+            raise
+        said = others.reason() or f"{_lost(error)}; {how_to_go_on}"
+        others.tell(said)
+        raise AwayError(said) from error
+
+
+def _meet() -> torch.device:
+    """Wait until all processes are there; return this one's device."""
+    from accelerate import PartialState  # it takes seconds to import, and one process does without it
+
+    try:
+        return torch.device(PartialState(cpu=not torch.cuda.is_available(), timeout=TIMEOUT).device)
+    except dist.DistError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise AwayError(f"the processes cannot meet at {place} ({one_line(error)}); can all hosts reach it?") from error
+
+
+def _code() -> dict[str, str]:
+    """Return what must be the same on all hosts."""
+    digest, package = hashlib.sha256(), Path(__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
+    versions = {"hce": __version__, "torch": torch.__version__.partition("+")[0], "numpy": np.__version__}
+    return {**{f"version of {name}": value for name, value in versions.items()}, "code of hce": digest.hexdigest()[:12]}
+
+
+def _is_loss(error: Exception) -> bool:
+    """Return whether an error is a lost connection to other processes; gloo's have no class of their own."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def _lost(error: Exception) -> str:
+    """Say why a collective failed."""
+    if "imed out" in str(error):
+        return f"another process was silent for {TIMEOUT.total_seconds():.0f} s"
+    found = re.search(r"\[([0-9a-f.:]+)\]:[0-9]+", str(error))
+    return f"lost the connection to {found[1] if found else 'another process'}"
+
+
+class _Others:
+    """The other processes, by the notes that all leave in the store where they met."""
+
+    def __init__(self) -> None:
+        self._rank, self._count = process_rank(), process_count()
+        self._speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # of each host, the first process
+        # The one that torch met by: another connection would lose its server when the first process lets go.
+        met = dist.distributed_c10d._get_default_store()
+        self._store: Any = dist.PrefixStore("hce", met)  # type: ignore[attr-defined]
+
+    def leave(self) -> None:
+        """Leave when all are done; the first process has more to do than the others."""
+        if self._rank == 0:
+            self._store.set("done", "")
+        while not self._store.check(["done"]):
+            if self._store.check(["reason"]):
+                raise dist.DistError("the first process stopped")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        dist.barrier()  # one that ends early can tear the others down
+        dist.destroy_process_group()
+
+    def tell(self, reason: str) -> None:
+        """Send the others the reason why this process stops; the first one on a host shows it to the user."""
+
+        def note() -> None:
+            self._store.compare_set("reason", "", f"{socket.gethostname()}: {reason}")
+            self._store.add("heard", 1)
+            time.sleep(GRACE)
+            dist.destroy_process_group()  # what the others wait for then fails, and they look for the reason
+            while self._store.add("heard", 0) < self._count:  # the store may end with this process
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+
+        _within(HEARING, note)
+        if not self._speaks:
+            raise SystemExit(1)
+
+    def reason(self) -> str | None:
+        """Return why another process stopped, if it said so."""
+        found: list[str] = []
+
+        def look() -> None:
+            if self._store.check(["reason"]):
+                found.append(f"stopped with the others: {self._store.get('reason').decode()}")
+
+        _within(HEARING, look)
+        return next(iter(found), None)
+
+
+def _within(seconds: float, act: Callable[[], object]) -> None:
+    """Act, but not for longer: the store may be gone with its host, and a call then fails or never returns."""
+
+    def tried() -> None:
+        with suppress(Exception):
+            act()
+
+    thread = threading.Thread(target=tried, daemon=True)
+    thread.start()
+    thread.join(seconds)

@@ -2,6 +2,9 @@
 
 Elsewhere the first line comes after two seconds. Work many calls down, such as building an engine, shows its progress
 within `bars_shown`.
+
+Deadlines: a thread cannot be ended from outside. Whoever starts work in one sets a deadline around it. The loops of
+that work call `check_deadline`, which raises once the time is over or the work was called off.
 """
 
 from __future__ import annotations
@@ -25,15 +28,13 @@ Advance = Callable[[int], None]
 Item = TypeVar("Item")
 
 _shown: ContextVar[bool] = ContextVar("shown", default=False)
+_deadline: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 _drawing = threading.Lock()
 
 
 @contextmanager
 def bars_shown(show: bool = True) -> Iterator[None]:
-    """Enable the progress bars created with `show=None` in this block.
-
-    `show=False` hides them.
-    """
+    """Enable the progress bars created with `show=None` in this block; `show=False` hides them."""
     before = _shown.set(show)
     try:
         yield
@@ -43,13 +44,9 @@ def bars_shown(show: bool = True) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(description: str, total: int | None, unit: str, *, show: bool | None = None) -> Iterator[Advance]:
-    """Yield a function to call with the number of items just done; some totals are estimates, and no more is counted.
+    """Yield a function to call with the number of items just done; counts above an estimated `total` are ignored.
 
-    Args:
-        description: what is done.
-        total: the number of items, None if unknown.
-        unit: what the items are.
-        show: False is silent; None is too, except within `bars_shown`.
+    `total=None` is an unknown number of items; `show=False` is silent, and so is None, except within `bars_shown`.
     """
     if not (_shown.get() if show is None else show):
         yield lambda count: None
@@ -156,3 +153,42 @@ class _PlainLines:
         if self.total is not None:
             of, left = f"/{self.total:,}", f", {(self.total - self._done) / rate:,.0f} s left"
         return f"{self.description}: {self._done:,}{of} {self.unit}, {rate:,.0f} {self.unit}/s{left}\n"
+
+
+# ------------------------------------------------------------------------------------------------- deadlines
+
+
+class DeadlineError(Exception):
+    """Nobody waits any more for what is being done."""
+
+
+class Deadline:
+    """The moment until which someone waits, in seconds from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._ends = time.monotonic() + seconds
+
+    def call_off(self) -> None:
+        """End the work at its next check; may be called from any thread."""
+        self._ends = float("-inf")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits any more."""
+        return time.monotonic() > self._ends
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Set this deadline for the block, and for threads that get a copy of its context."""
+        token = _deadline.set(self)
+        try:
+            yield
+        finally:
+            _deadline.reset(token)
+
+
+def check_deadline() -> None:
+    """Raise DeadlineError if nobody waits any more."""
+    deadline = _deadline.get()
+    if deadline is not None and deadline.is_over:
+        raise DeadlineError("nobody waits any more")

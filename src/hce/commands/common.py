@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,15 +20,19 @@ from rich.segment import Segment
 from hce.data.records import Reading
 from hce.errors import InputError
 from hce.files import unfinished
-from hce.hosts import is_alone
 
 if TYPE_CHECKING:
+    import torch
+
     from hce.data.corpus import Corpus
     from hce.encoding.bundled import Work
 
 # Control characters, marks that turn the direction of a line, and halves of surrogate pairs, which stand for what is no
 # Unicode in a file's name and which no stream can write.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
 
 
 def harmless(text: str) -> str:
@@ -180,6 +185,29 @@ def with_reading(function: Callable[..., None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}  # typer makes options of both
     return command
+
+
+def is_alone() -> bool:
+    """Return whether no launcher started other processes."""
+    return max(int(os.environ.get(name, "1")) for name in WORLD_SIZES) == 1
+
+
+@contextmanager
+def together(how_to_go_on: str) -> Iterator[torch.device | None]:
+    """Work with the processes that a launcher started; yield this one's device, None when alone.
+
+    Raises:
+        InputError: the others have other code.
+        AwayError: a host cannot be reached, or was lost; the message ends with `how_to_go_on`.
+    """
+    if is_alone():
+        yield None
+        return
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of a lost connection are pages long
+    from hce.processes import together as with_others
+
+    with with_others(how_to_go_on) as device:
+        yield device
 
 
 def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:

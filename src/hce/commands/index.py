@@ -27,12 +27,12 @@ from hce.commands.common import (
     print_json,
     settled_encoder,
     shared_corpus,
+    together,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import delete_whole, require_new, require_parent
-from hce.hosts import together
 from hce.memory import parse_size
 from hce.progress import progress_bar
 

@@ -26,13 +26,13 @@ from hce.commands.common import (
     print_json,
     settled_encoder,
     shared_corpus,
+    together,
     with_reading,
 )
 from hce.commands.settings import HelpSettingsOption, SetOption, read_settings, recipe_option
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import delete_whole, require_free, require_parent, unfinished
-from hce.hosts import together
 from hce.memory import parse_size, require_memory, train_needs
 from hce.progress import progress_bar
 from hce.training.recipe import Supervision

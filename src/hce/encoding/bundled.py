@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hce.checksums import file_sha256
 from hce.encoding.tables import Table, damaged_model
 from hce.errors import FormatError, HceError, InputError, MissingPackageError, one_line
-from hce.files import new_folder
+from hce.files import file_sha256, new_folder
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hce.checksums import write_checksums
 from hce.data.corpus import Corpus
 from hce.data.text import READ_AT_ONCE
 from hce.encoding.bundled import (
@@ -60,7 +59,7 @@ from hce.encoding.tables import (
     window_of,
 )
 from hce.errors import InputError
-from hce.files import new_folder
+from hce.files import new_folder, write_checksums
 from hce.progress import progress_bar
 
 if TYPE_CHECKING:

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from safetensors.numpy import save
 from torch import Tensor
 
-from hce.checksums import SEAL, checksum_of_arrays, kept_arrays
 from hce.contained import read_bytes
 from hce.data.corpus import Corpus
 from hce.encoding.bundled import RERANKERS, loading, quiet_transformers, refuse_mistyped_reranker, stays_off_the_hub
 from hce.encoding.encoder import Encoder, device_and_dtype
 from hce.encoding.tables import MODULES, require_model_folder
 from hce.errors import FormatError, InputError
+from hce.files import SEAL, checksum_of_arrays, kept_arrays
 from hce.progress import progress_bar
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from sentence_transformers.sentence_transformer.modules import InputModule, Norm
 from sentence_transformers.util import load_dir_path, load_file_path
 from torch import Tensor, nn
 
-from hce.checksums import write_checksums
 from hce.contained import read_json_value
 from hce.encoding.bundled import quiet_transformers
 from hce.encoding.tables import (
@@ -44,7 +43,7 @@ from hce.encoding.tables import (
 )
 from hce.encoding.word_table import WordTable, hub_options
 from hce.errors import InputError
-from hce.files import new_folder, write_json
+from hce.files import new_folder, write_checksums, write_json
 
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder

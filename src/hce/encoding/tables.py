@@ -20,12 +20,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from hce.checksums import CHECKSUMS, require_undamaged
 from hce.contained import is_file, plain_path, read_json_value, require_inside
 from hce.data.terms import checked_language, terms
 from hce.data.text import READ_AT_ONCE, is_unicode, text_pieces
 from hce.errors import FormatError, InputError, one_line
-from hce.files import read_json
+from hce.files import CHECKSUMS, read_json, require_undamaged
 
 Side = Literal["query", "document"]
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from hce.checksums import checksum_of_arrays, keep_arrays, kept_arrays
 from hce.contained import is_file
-from hce.deadline import check_deadline
 from hce.errors import HceError, InputError
+from hce.files import checksum_of_arrays, keep_arrays, kept_arrays
 from hce.index.filters import Filter
 from hce.index.index import Index
 from hce.index.store import Moment, Reader
 from hce.index.tree import LiveTree, NotThereError, NumberedHierarchy, Places, require_same_length
+from hce.progress import check_deadline
 from hce.tree.layout import Cells, cells, place_beside, place_documents, place_sites, site_level
 
 if TYPE_CHECKING:

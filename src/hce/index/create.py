@@ -2,7 +2,7 @@
 
 A new folder appears as soon as documents, vectors and tree are in it. The engine is built in its place afterwards:
 whatever happens to it, nothing that took long to encode is lost. Of several processes that work together
-(`hce.hosts`), each encodes a share and takes part in growing the tree; the first one does the rest.
+(`hce.processes`), each encodes a share and takes part in growing the tree; the first one does the rest.
 
 A reindexing puts the new encoder's vectors into the store next to the active ones, some documents at a time, so that
 others write in between; then it makes a tree and snapshots. Last comes one short write: it encodes the few documents
@@ -32,7 +32,7 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.reranker import TokenSpace
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
-from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
+from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
 from hce.index.derived import Derived, home_of
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
 from hce.index.state import IndexEncoder
@@ -41,7 +41,7 @@ from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, token_folder
 from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree
 from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, read_passages, shared_vectors
-from hce.memory import index_needs, require_memory
+from hce.memory import index_needs, released, require_memory
 from hce.processes import (
     is_first_process,
     process_count,

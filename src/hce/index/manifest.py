@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from hce._version import __version__
-from hce.checksums import sealed, unsealed
 from hce.contained import check_tree, delete_folder, is_file, names_in
 from hce.errors import FormatError
-from hce.files import checked_fields, delete_leftovers, read_json, write_json
+from hce.files import checked_fields, delete_leftovers, read_json, sealed, unsealed, write_json
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
 from hce.search.shares import Calibration
 

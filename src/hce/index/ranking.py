@@ -23,11 +23,11 @@ import numpy as np
 from hce.data.documents import Document
 from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of, telling_words
 from hce.data.text import ANY_WORD, Passage, cut_span, is_unicode
-from hce.deadline import check_deadline
 from hce.errors import InputError
 from hce.index.derived import Derived
 from hce.index.store import MomentPassedError, Reader
 from hce.index.tree import NumberedHierarchy, TreePath, paths_of
+from hce.progress import check_deadline
 from hce.search.engine import Engine
 from hce.search.fusion import Ranked, candidate_count_for, search_both
 from hce.search.passages import Nearest, PassageEngine

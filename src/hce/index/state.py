@@ -25,7 +25,6 @@ from threading import Lock
 import numpy as np
 
 from hce.contained import check_tree, delete_folder
-from hce.deadline import check_deadline
 from hce.encoding.encoder import Encoder, OnTokens
 from hce.encoding.tables import Side
 from hce.errors import FormatError, InputError
@@ -58,6 +57,7 @@ from hce.index.store import Entry, MomentPassedError, Reader, Store, Writer, hee
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder
 from hce.index.tree import NumberedHierarchy, load_tree, regrow_tree
 from hce.index.writing import Cutter
+from hce.progress import check_deadline
 from hce.search.engine import ELSEWHERE, ENGINES, check_engine
 from hce.search.fusion import TOKENS_FIRST
 

@@ -35,7 +35,6 @@ import numpy as np
 from hce.contained import is_file, open_file
 from hce.data.documents import Document
 from hce.data.text import Passage, hash64
-from hce.deadline import check_deadline
 from hce.errors import FormatError, HceError, InputError, OutsideError, WriterBusyError
 from hce.index.filters import (
     SAMPLE,
@@ -47,6 +46,7 @@ from hce.index.filters import (
     field_names,
     summarize_fields,
 )
+from hce.progress import check_deadline
 
 STORE_FILE = "documents.sqlite"
 SECONDS_TO_WAIT = 5.0  # for another writer

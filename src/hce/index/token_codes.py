@@ -21,12 +21,11 @@ import numpy as np
 
 from hce.contained import delete_file, is_file, names_in
 from hce.data.corpus import Corpus
-from hce.deadline import check_deadline
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
 from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
 from hce.index.store import Reader, content_key, require_own_files
-from hce.progress import progress_bar
+from hce.progress import check_deadline, progress_bar
 from hce.search.fusion import TOKENS_FIRST, order_by_tokens
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from hce.deadline import check_deadline
 from hce.errors import AwayError, HceError, InputError, needs_extra, one_line
+from hce.progress import check_deadline
 from hce.search.engine import Found
 from hce.search.exact import SLACK, k_best, search_exactly
 

@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 import platformdirs
 
-from hce.checksums import sealed, unsealed
 from hce.contained import delete_file, is_file
 from hce.errors import AwayError, FormatError, InputError
-from hce.files import checked_fields, read_json, write_json
+from hce.files import checked_fields, read_json, sealed, unsealed, write_json
 from hce.index.derived import Part
 from hce.index.manifest import Manifest
 from hce.index.store import STORE_FILE, Moment, MomentPassedError, Reader, Store, heed_forks

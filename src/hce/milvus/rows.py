@@ -16,12 +16,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hce.checksums import file_sha256
 from hce.contained import check_tree, open_file
 from hce.data.documents import Document
 from hce.data.text import Passage
 from hce.errors import FormatError
-from hce.files import checked_fields
+from hce.files import checked_fields, file_sha256
 from hce.index.manifest import Manifest
 from hce.index.store import Entry, Moment, Reader
 from hce.milvus.engine import DOCUMENTS, FILES, LOG, PASSAGES, PIECE, PIECES, Collection, MilvusRow

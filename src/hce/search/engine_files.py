@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 from safetensors.numpy import load_file, save_file
 
-from hce.checksums import damage_in, write_checksums
 from hce.contained import plain_path
 from hce.errors import FormatError, one_line
+from hce.files import damage_in, write_checksums
 
 ARRAYS = "arrays.safetensors"
 

@@ -22,12 +22,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tantivy
 
-from hce.checksums import CHECKSUMS, damage_in, write_checksums
 from hce.data.terms import analyzer, checked_language, inverse_document_frequency, spelled_out, terms
 from hce.data.text import ANY_WORD
-from hce.deadline import check_deadline
 from hce.errors import FormatError, HceError
-from hce.files import ScratchFolder
+from hce.files import CHECKSUMS, ScratchFolder, damage_in, write_checksums
+from hce.progress import check_deadline
 
 BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20

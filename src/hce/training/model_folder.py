@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from hce._version import __version__
-from hce.checksums import write_checksums
 from hce.contained import is_file, is_folder, open_file, read_bytes
 from hce.data.corpus import Corpus
 from hce.data.records import USUAL
 from hce.errors import FormatError, one_line
-from hce.files import checked_fields, new_folder, open_atomically, read_json, write_json
+from hce.files import checked_fields, new_folder, open_atomically, read_json, write_checksums, write_json
 from hce.search.shares import Calibration
 from hce.tree.hierarchy import Hierarchy
 

@@ -11,10 +11,9 @@ from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
 from hce._version import __version__
-from hce.checksums import CHECKSUMS, require_undamaged
 from hce.contained import check_tree, read_bytes
 from hce.errors import AwayError, FormatError, InputError, one_line
-from hce.files import read_json
+from hce.files import CHECKSUMS, read_json, require_undamaged
 from hce.training.model_folder import FACTS, QUERIES, REMEDY, ModelFacts
 
 CARD = "README.md"

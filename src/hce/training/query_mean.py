@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hce.checksums import sealed, unsealed
 from hce.contained import is_file
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import as_unit_rows
 from hce.errors import FormatError
-from hce.files import checked_fields, read_json, write_json
+from hce.files import checked_fields, read_json, sealed, unsealed, write_json
 
 FILE = "asked.json"
 MOST_LOGGED = 10_000  # queries of a log that are encoded

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from hce.checksums import damage_in, write_checksums
 from hce.contained import is_file, plain_path, read_json_value
 from hce.errors import FormatError, InputError, OutsideError, wrong_type
-from hce.files import new_folder, read_json, write_json
+from hce.files import damage_in, new_folder, read_json, write_checksums, write_json
 from hce.progress import progress_bar
 from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape
 

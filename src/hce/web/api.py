@@ -17,7 +17,6 @@ from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from hce._version import __version__
 from hce.data.documents import Document
 from hce.data.snippets import QueryWords, snippet_of
-from hce.deadline import check_deadline
 from hce.errors import InputError, WriterBusyError
 from hce.index.background import DocumentMap, Ranking, Readiness, Untrained
 from hce.index.filters import Filter, parse_clauses
@@ -25,6 +24,7 @@ from hce.index.index import Index
 from hce.index.ranking import Hit, SearchMode
 from hce.index.state import ReindexedError
 from hce.index.tree import LiveTree
+from hce.progress import check_deadline
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training
 from hce.web.asked import AskedQueries
 from hce.web.background import DriftState, DriftWatch, Lane, QueryBatcher

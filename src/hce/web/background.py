@@ -37,7 +37,7 @@ class Lane:
     """Runs work in at most `threads` threads; whoever finds `waiting` others in the queue is turned away.
 
     Who stops waiting leaves the queue. Work under way keeps its thread, and its place, until it looks at the deadline
-    that was set around it (`hce.deadline`) or is done.
+    that was set around it (`hce.progress`) or is done.
 
     Args:
         threads: how many calls run at once.

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, ValidationError
 
 from hce.data.text import is_unicode
-from hce.deadline import check_deadline
 from hce.errors import HceError, InputError
+from hce.progress import check_deadline
 from hce.web.api import NO_STORE, Served, ServedIndex
 from hce.web.background import BusyError
 from hce.web.schemas import TEXT_CHARACTERS, Json

@@ -25,8 +25,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hce.deadline import Deadline, DeadlineError
 from hce.errors import InputError
+from hce.progress import Deadline, DeadlineError
 
 logger = logging.getLogger(__name__)
 

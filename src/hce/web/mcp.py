@@ -15,11 +15,11 @@ import numpy as np
 
 from hce._version import __version__
 from hce.data.documents import Document
-from hce.deadline import DeadlineError
 from hce.errors import HceError, needs_extra
 from hce.index.index import Index
 from hce.index.ranking import Hit
 from hce.index.tree import LiveTree, Node, NotThereError, WayStep
+from hce.progress import DeadlineError
 
 with needs_extra("mcp", "answering agents"):
     import anyio.to_thread

@@ -203,10 +203,10 @@ def _member(hosts: Hosts, number: int, arguments: list[str], report: Path) -> No
 
 def encode_and_cluster(source: str, folder: str) -> None:
     """Be one of the processes that encode a corpus and grow its tree; the first writes the tree to the folder."""
+    from hce.commands.common import together
     from hce.data.corpus import Corpus
     from hce.encoding.corpus_vectors import encode_corpus
     from hce.encoding.encoder import Encoder
-    from hce.hosts import together
     from hce.processes import is_first_process, share_out, working_together
     from hce.tree.hierarchy import Hierarchy
 

@@ -104,9 +104,9 @@ def notes(journal: Path) -> list[Note]:
 
 def encode_by_ours(job: Job) -> None:
     """Be the only process, or one of those that torchrun started."""
+    from hce.commands.common import together
     from hce.encoding.corpus_vectors import encode_corpus
     from hce.encoding.encoder import Encoder
-    from hce.hosts import together
 
     with together("start the same again") as device:
         encoder: Any = Encoder.load(job.encoder, device=device or "cpu")

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from hce.checksums import damage_in
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, read_generated, read_queries
 from hce.errors import HceError
 from hce.evaluation.runs import read_run
+from hce.files import damage_in
 from hce.index.filters import compile_filter, parse_clauses
 from hce.index.index import Index
 from hce.index.manifest import Manifest
