@@ -11,8 +11,7 @@ from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
 from hce.index.drift import LEAST, Drift, Population, _judge, _Leaves, measure_drift
 from hce.index.index import Index
-from hce.tree.growing import Level
-from hce.tree.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy, Level
 
 
 def directions(*degrees: float) -> np.ndarray:

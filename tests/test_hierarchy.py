@@ -13,8 +13,7 @@ from sklearn.metrics import normalized_mutual_info_score
 
 import hce.progress
 from hce.errors import FormatError, InputError
-from hce.tree.growing import LARGEST, Level, branching_for_depth, evened, level_sizes, power_of_two
-from hce.tree.hierarchy import Hierarchy
+from hce.tree.hierarchy import LARGEST, Hierarchy, Level, branching_for_depth, evened, level_sizes, power_of_two
 from hce.tree.names import name_nodes
 
 

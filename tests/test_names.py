@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hce.tree.growing import Level
-from hce.tree.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy, Level
 from hce.tree.names import name_nodes, nested, outline
 
 

@@ -11,8 +11,7 @@ from plain_losses import bools, loop_bidirectional, loop_level, unit
 from hce.errors import InputError
 from hce.training.losses import bidirectional
 from hce.training.objective import HCELoss
-from hce.tree.growing import Level
-from hce.tree.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy, Level
 
 # --- HCELoss
 

@@ -35,8 +35,7 @@ from hce.training.pairs import LabeledPairs, Sources
 from hce.training.recipe import Recipe
 from hce.training.state import CheckpointFolder, TrainingRun, unfinished_run
 from hce.training.steps import Trainer
-from hce.tree.growing import branching_for_depth, power_of_two
-from hce.tree.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy, branching_for_depth, power_of_two
 
 logger = logging.getLogger(__name__)
 

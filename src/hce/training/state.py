@@ -25,8 +25,7 @@ from hce.files import checked_fields, make_folder, new_folder, open_atomically, 
 from hce.processes import is_first_process
 from hce.training.model_folder import MAY_BE_NAN, Epoch
 from hce.training.steps import Counters, Trainer
-from hce.tree.growing import Level
-from hce.tree.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy, Level
 
 Restored = TypeVar("Restored")
 

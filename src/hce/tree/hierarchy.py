@@ -1,12 +1,13 @@
 """Hierarchy: a tree of documents as level arrays, and what can be asked of it.
 
 Levels are counted as in the paper: 0 is the root, 1 … L−1 are the inner levels, L is the documents. A node is an
-integer, its place in its level; siblings stand side by side there. A leaf is a node of the last inner level. A document
+integer, its place in its level; siblings are adjacent there. A leaf is a node of the last inner level. A document
 is its position in the corpus.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -18,22 +19,45 @@ from hce.contained import is_file, plain_path, read_json_value
 from hce.errors import FormatError, InputError, OutsideError, wrong_type
 from hce.files import damage_in, new_folder, read_json, write_checksums, write_json
 from hce.progress import progress_bar
-from hce.tree.growing import Level, agglomerative, branching_for_depth, check_shape
 
 if TYPE_CHECKING:
     import torch
 
     from hce.tree.kmeans import Init, KMeansMode, KMeansResult
 
+Cluster = Callable[[np.ndarray, int, int], "KMeansResult"]
+"""Spherical k-means with the settings of a tree: vectors of shape (N, n), k, and a seed."""
 Names = list[list[list[str]]]
 """The words of each node's name, for each inner level from the top: `names[t - 1][node]`."""
 
 FORMAT = 1
 NUMBERS = "numbers.npy"
 PRODUCTS_AT_ONCE = 1 << 22  # floats: 16 MB
+LARGEST = 2.0  # times the mean number of documents: what a node above the leaves may have
+EVENING_ROUNDS = 10  # of a level
+SHORTEST = 1e-6  # sum of vectors that has a direction
 # For a bar: rounds of k-means over all vectors, and what the first counts with all that is done before. Measured at a
 # million vectors with b = 8, the first took 1.5 others and there were 8; at five million with b = 256, 3 and 4.
 EXPECTED_ROUNDS, FIRST_ROUND = 10, 3
+
+
+class Level(NamedTuple):
+    """The nodes of one level of a tree.
+
+    Attributes:
+        parent: each node's parent in the level above, of shape (nodes,), int64; nodes of one parent are adjacent.
+        centroids: unit rows of shape (nodes, n), float32.
+    """
+
+    parent: np.ndarray
+    centroids: np.ndarray
+
+
+class Grown(NamedTuple):
+    """A tree as arrays: inner levels from the top, then the parent of each document in the last of them."""
+
+    levels: tuple[Level, ...]
+    document_parent: np.ndarray
 
 
 class LevelSummary(NamedTuple):
@@ -122,21 +146,28 @@ class Hierarchy:
             raise wrong_type(vectors, "vectors: give an array of shape (documents, dimensions)")
         if branching != "auto" and not isinstance(branching, int | np.integer):
             raise wrong_type(branching, f"branching {branching!r}: give a whole number or 'auto'")
-        check_shape(len(vectors), 2 if branching == "auto" else branching, depth)
+        if len(vectors) < 1:
+            raise InputError("no vectors: a tree needs at least one document")
+        if branching != "auto" and branching < 2:
+            raise InputError(f"branching factor {branching}: a node needs 2 children or more on average")
+        if depth < 1:
+            raise InputError(f"depth {depth}: a tree has 1 level or more")
         b = branching_for_depth(len(vectors), depth) if branching == "auto" else branching
         total = EXPECTED_ROUNDS * len(vectors)
         with progress_bar("growing the tree", total, "vectors", show=progress) as advance:
 
-            def cluster(vectors: np.ndarray, k: int, *, seed: int) -> KMeansResult:
-                def tell(number: int, mean_cosine: float) -> None:
+            def cluster(vectors: np.ndarray, k: int, seed: int) -> KMeansResult:
+                def show(number: int, mean_cosine: float) -> None:
                     advance(len(vectors) * (FIRST_ROUND if number == 1 else 1))
 
-                return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, on_round=tell)
+                return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, on_round=show)
 
             levels, document_parent = agglomerative(vectors, b, seed, cluster, even=init == "points")
-            advance(total)  # or rather fewer rounds than expected
+            advance(total)  # there may be fewer rounds than expected
         facts = {"branching": b, "method": "agglomerative", "seed": seed}
-        return cls(levels, document_parent, _mean_cosines(vectors, levels, document_parent), facts)
+        below = [*((level.centroids, level.parent) for level in levels[1:]), (vectors, document_parent)]
+        cosines = (_mean_cosine(*each, level.centroids) for each, level in zip(below, levels, strict=False))
+        return cls(levels, document_parent, tuple(cosines), facts)
 
     @property
     def depth(self) -> int:
@@ -155,10 +186,7 @@ class Hierarchy:
 
     @cached_property
     def paths(self) -> np.ndarray:
-        """The node of each document at levels 1 … L, of shape (N, L), int64.
-
-        The last column is the document.
-        """
+        """The node of each document at levels 1 … L, of shape (N, L), int64; the last column is the document."""
         return np.ascontiguousarray(self.ancestors(self.depth, np.arange(len(self)))[:, 1:])
 
     def path(self, document: int) -> tuple[int, ...]:
@@ -297,10 +325,7 @@ class Hierarchy:
         return summaries
 
     def name(self, level: int, node: int) -> list[str]:
-        """Return the words of a node's name.
-
-        It is None where nobody has named the node, and for the root.
-        """
+        """Return the words of a node's name; none for the root, and where nobody has named the nodes."""
         return self.names[level - 1][node] if level and self.names else []
 
     def node_count(self, level: int) -> int:
@@ -436,16 +461,131 @@ def _largest(scores: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
 
-def _mean_cosines(vectors: np.ndarray, levels: tuple[Level, ...], document_parent: np.ndarray) -> tuple[float, ...]:
-    """Return the mean cosine of each inner level's members to their centroids, from the top."""
-    below = [*levels, Level(document_parent, vectors)][1:]
-    return tuple(_mean_cosine(members, level.centroids) for level, members in zip(levels, below, strict=True))
-
-
-def _mean_cosine(members: Level, centroids: np.ndarray) -> float:
+def _mean_cosine(vectors: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> float:
+    """Return the mean cosine of vectors to the centroids of their parents."""
     total = 0.0
-    for start in range(0, len(members.parent), 65_536):
-        part = np.asarray(members.centroids[start : start + 65_536], dtype=np.float32)
-        own = centroids[members.parent[start : start + 65_536]]
+    for start in range(0, len(parent), 65_536):
+        part = np.asarray(vectors[start : start + 65_536], dtype=np.float32)
+        own = centroids[parent[start : start + 65_536]]
         total += float((np.einsum("ij,ij->i", part, own) / np.linalg.norm(part, axis=1)).sum())
-    return total / len(members.parent)
+    return total / len(parent)
+
+
+# ------------------------------------------------------------------------------------------------- growing (Alg. 1)
+
+
+def branching_for_depth(count: int, depth: int) -> int:
+    """Return the smallest b with b^depth ≥ count, so that every level divides by about as much.
+
+    >>> branching_for_depth(1_000_000, 3)
+    100
+    """
+    branching = 2
+    while branching**depth < count:
+        branching += 1
+    return branching
+
+
+def power_of_two(branching: int) -> int:
+    """Return the next power of two, the paper's rule for BEIR; it leaves few nodes on top of some trees.
+
+    >>> power_of_two(branching_for_depth(1_000_000, 3))
+    128
+    """
+    return 1 << (branching - 1).bit_length()
+
+
+def level_sizes(count: int, branching: int) -> list[int]:
+    """Return the numbers of nodes of Alg. 1, from the top: ⌈N/b⌉, ⌈⌈N/b⌉/b⌉, … above 1, in reverse.
+
+    The depth L is one more than their number, found by counting divisions: ⌈log_b N⌉ in floating point is off by one
+    for some powers of b.
+
+    >>> level_sizes(1_000_000, 128)
+    [62, 7813]
+    """
+    sizes = []
+    nodes = -(-count // branching)
+    while nodes > 1:
+        sizes.append(nodes)
+        nodes = -(-nodes // branching)
+    return sizes[::-1]
+
+
+def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster, *, even: bool = True) -> Grown:
+    """Alg. 1: cluster the documents, then the centroids, and so on until one root is left.
+
+    k-means counts a centroid once, however many documents it stands for. So above the leaves one cluster may take most
+    of the corpus, unless the level is made `even`.
+    """
+    parents: list[np.ndarray] = []
+    centroids: list[np.ndarray] = []
+    nodes = vectors
+    sizes: np.ndarray = np.ones(len(vectors))
+    for step, size in enumerate(reversed(level_sizes(len(vectors), branching))):
+        result = cluster(nodes, size, seed + step)
+        level = result.assignment, result.centroids
+        parent, nodes = evened(nodes, sizes, *level) if even and step else level
+        parents.append(parent)
+        centroids.append(nodes)
+        sizes = np.bincount(parent, sizes, minlength=size)
+    return _from_the_top(parents, centroids, len(vectors))
+
+
+def evened(
+    nodes: np.ndarray, sizes: np.ndarray, parent: np.ndarray, centroids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Move nodes out of clusters of more than `LARGEST` times the mean number of documents, if nodes are small enough.
+
+    Takes each node's unit row, number of documents and cluster, and the clusters' centroids; returns the last two.
+    """
+    most = LARGEST * sizes.sum() / len(centroids)
+    for _ in range(EVENING_ROUNDS):
+        if np.bincount(parent, sizes).max() <= most:
+            break
+        parent = _with_room(nodes @ centroids.T, sizes, parent, most)
+        centroids = _means(nodes, parent, centroids)
+        nearest = (nodes @ centroids.T).argmax(axis=1)
+        if len(np.unique(nearest)) == len(centroids) and np.bincount(nearest, sizes).max() <= most:
+            return nearest, _means(nodes, nearest, centroids)
+    return parent, centroids
+
+
+def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most: float) -> np.ndarray:
+    """Let clusters of more than `most` documents give away the nodes that lose least, to the nearest with room."""
+    parent = parent.copy()
+    load = np.bincount(parent, sizes, minlength=cosines.shape[1])
+    for full in np.flatnonzero(load > most):
+        own = np.flatnonzero(parent == full)
+        others = np.where(np.arange(len(load)) == full, -np.inf, cosines[own])
+        for node in own[np.argsort(cosines[own, full] - others.max(axis=1), kind="stable")][: len(own) - 1]:
+            room = np.where(load + sizes[node] <= most, cosines[node], -np.inf)
+            to = room.argmax()
+            if load[full] > most and room[to] > -np.inf:
+                parent[node] = to
+                load[[full, to]] += -sizes[node], sizes[node]
+    return parent
+
+
+def _means(nodes: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """Return the unit mean of each cluster's nodes; where opposite nodes have none, the cluster keeps its centroid."""
+    sums = np.zeros(centroids.shape)
+    np.add.at(sums, parent, nodes)
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    return np.where(lengths > SHORTEST, sums / np.maximum(lengths, SHORTEST), centroids).astype(np.float32)
+
+
+def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:
+    """Turn bottom-up results over, and number each level's nodes so that siblings stand side by side."""
+    if not parents:
+        return Grown((), np.zeros(count, dtype=np.int64))
+    levels = []
+    new_number = np.zeros(1, dtype=np.int64)  # old → new number in the level above; the root is alone
+    above = [*parents[1:], np.zeros(len(centroids[-1]), dtype=np.int64)]
+    for rows, old_parent in zip(reversed(centroids), reversed(above), strict=True):
+        parent = new_number[old_parent]
+        order = np.argsort(parent, kind="stable")
+        levels.append(Level(parent[order], rows[order]))
+        new_number = np.empty_like(order)
+        new_number[order] = np.arange(len(order))
+    return Grown(tuple(levels), new_number[parents[0]])

@@ -30,8 +30,7 @@ from threadpoolctl import threadpool_limits
 
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder
-from hce.tree.growing import branching_for_depth
-from hce.tree.hierarchy import Hierarchy
+from hce.tree.hierarchy import Hierarchy, branching_for_depth
 from hce.tree.kmeans import spherical_kmeans
 
 DIM = 384

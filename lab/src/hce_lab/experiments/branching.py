@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from hce.tree.growing import level_sizes
+from hce.tree.hierarchy import level_sizes
 from hce_lab.comparison.bench import Bench
 from hce_lab.comparison.table import Comparison, Score
 from hce_lab.experiments.common import MODES, bench_of, command_line, for_mode, names, numbers, run_systems

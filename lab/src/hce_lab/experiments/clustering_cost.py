@@ -23,8 +23,7 @@ from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
-from hce.tree.growing import Grown, Level, level_sizes
-from hce.tree.hierarchy import Hierarchy
+from hce.tree.hierarchy import Grown, Hierarchy, Level, level_sizes
 from hce.tree.kmeans import KMeansMode, spherical_kmeans
 from hce_lab.comparison.bench import keep
 from hce_lab.comparison.table import Score
