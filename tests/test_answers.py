@@ -12,9 +12,9 @@ from starlette.responses import Response
 from hce.data.documents import Document
 from hce.index.index import Index
 from hce.web import api, guard
+from hce.web.api import Json
 from hce.web.app import create_app
 from hce.web.guard import Guard, Rules
-from hce.web.schemas import Json
 
 HOME = "http://127.0.0.1"
 LONG = Document("long", "star w1", title="a title " * 1000, metadata={"notes": "x" * 300_000, "kind": "long"})

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from hce.index.index import Index
-from hce.web import embeddings
+from hce.web import api
 from hce.web.app import Server, create_app, listen, url_of
 from hce.web.background import BusyError
 from hce.web.guard import rules_for
@@ -114,4 +114,4 @@ def test_encoding_stops_when_nobody_waits_any_more(app):
     from hce.progress import Deadline, DeadlineError
 
     with Deadline(-1).around(), pytest.raises(DeadlineError):
-        embeddings._encode(app.state.site, ["star"], "document")
+        api._encode(app.state.site, ["star"], "document")

@@ -21,7 +21,7 @@ from hce.training.query_mean import QueryMean, rows_of_first_part
 from hce.training.recipe import Recipe
 from hce.training.train import train
 from hce.web.app import create_app
-from hce.web.asked import AskedQueries
+from hce.web.background import AskedQueries
 
 ASKED = ["w1 w2", "w7 w9", "w4"]
 
@@ -34,7 +34,7 @@ def index(concept_corpus, bert_folder, tmp_path):
 
 @pytest.fixture(autouse=True)
 def few_are_enough(monkeypatch):
-    monkeypatch.setattr("hce.web.asked.LEAST_AT_ONCE", 1)
+    monkeypatch.setattr("hce.web.background.LEAST_AT_ONCE", 1)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_nothing_is_kept_unless_asked_for(index):
 
 
 def test_a_killed_server_loses_only_what_came_since_the_last_write(index, monkeypatch):
-    monkeypatch.setattr("hce.web.asked.MOST_LOST", 2)
+    monkeypatch.setattr("hce.web.background.MOST_LOST", 2)
     asked = AskedQueries(index.state)
     for text in ASKED:
         asked.encode([text])
@@ -69,7 +69,7 @@ def test_a_killed_server_loses_only_what_came_since_the_last_write(index, monkey
 
 def test_the_mean_of_few_queries_is_not_written(index, monkeypatch):
     """It would show what single ones asked. They are written with later ones."""
-    monkeypatch.setattr("hce.web.asked.LEAST_AT_ONCE", 4)
+    monkeypatch.setattr("hce.web.background.LEAST_AT_ONCE", 4)
     asked = AskedQueries(index.state)
     asked.encode(ASKED)
     asked.flush()
@@ -83,7 +83,7 @@ def test_a_disk_that_fails_fails_no_search(index, monkeypatch, caplog):
     def full(*arguments):
         raise OSError("disk full")
 
-    monkeypatch.setattr("hce.web.asked.MOST_LOST", 1)
+    monkeypatch.setattr("hce.web.background.MOST_LOST", 1)
     monkeypatch.setattr("hce.training.query_mean.write_json", full)
     assert len(AskedQueries(index.state).encode(["w1"])) == 1
     assert "was not kept (disk full)" in caplog.text

@@ -44,7 +44,7 @@ from hce.index.state import IndexState
 from hce.index.store import Store
 from hce.progress import Deadline, DeadlineError, check_deadline
 from hce.training.recipe import Recipe
-from hce.web import schemas as answers
+from hce.web import api, browse
 from hce.web.app import PLOTLY, Server, create_app, listen, url_of
 from hce.web.background import BusyError, Lane, QueryBatcher
 from hce.web.connection import _network
@@ -806,15 +806,15 @@ def test_every_answer_is_of_the_type_that_the_openapi_page_tells(client):
         "/v1/embeddings",
     }
     found = {
-        answers.SearchAnswer: ready(client),
-        answers.FieldsAnswer: client.get("/api/fields").json(),
-        answers.DocumentAnswer: client.get("/api/documents/d0").json(),
-        answers.TreeAnswer: client.get("/api/tree", params={"depth": 2}).json(),
-        answers.WayAnswer: client.get("/api/tree/path", params={"q": "w0"}).json(),
-        answers.StatusAnswer: client.get("/api/status", params={"drift": True}).json(),
-        answers.HealthAnswer: client.get("/health").json(),
-        answers.Written: client.delete("/api/documents/d0").json(),
-        answers.ErrorAnswer: client.get("/api/documents/d0").json(),
+        api.SearchAnswer: ready(client),
+        api.FieldsAnswer: client.get("/api/fields").json(),
+        api.DocumentAnswer: client.get("/api/documents/d0").json(),
+        browse.TreeAnswer: client.get("/api/tree", params={"depth": 2}).json(),
+        browse.WayAnswer: client.get("/api/tree/path", params={"q": "w0"}).json(),
+        api.StatusAnswer: client.get("/api/status", params={"drift": True}).json(),
+        api.HealthAnswer: client.get("/health").json(),
+        api.Written: client.delete("/api/documents/d0").json(),
+        api.ErrorAnswer: client.get("/api/documents/d0").json(),
     }
     for kind, answer in found.items():
         TypeAdapter(kind).validate_python(answer)

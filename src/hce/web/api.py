@@ -2,104 +2,78 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hce._version import __version__
 from hce.data.documents import Document
-from hce.data.snippets import QueryWords, snippet_of
-from hce.errors import InputError, WriterBusyError
+from hce.data.snippets import Mark, QueryWords, snippet_of
+from hce.data.text import is_unicode
+from hce.errors import HceError, InputError, WriterBusyError
 from hce.index.background import DocumentMap, Ranking, Readiness, Untrained
-from hce.index.filters import Filter, parse_clauses
+from hce.index.filters import FieldSummary, parse_clauses
 from hce.index.index import Index
 from hce.index.ranking import Hit, SearchMode
 from hce.index.state import ReindexedError
-from hce.index.tree import LiveTree
+from hce.index.tree import LiveTree, PathNode
 from hce.progress import check_deadline
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training
-from hce.web.asked import AskedQueries
-from hce.web.background import DriftState, DriftWatch, Lane, QueryBatcher
+from hce.web.background import AskedQueries, BusyError, DriftState, DriftWatch, Lane, QueryBatcher
 from hce.web.guard import Rules
-from hce.web.schemas import (
-    CHILDREN_AT_ONCE,
-    CONDITION_CHARACTERS,
-    CONDITIONS,
-    HITS,
-    ID_CHARACTERS,
-    METADATA_OF_EACH,
-    METADATA_SHOWN,
-    QUERY_CHARACTERS,
-    TITLE_SHOWN,
-    TREE_LEVELS_AT_ONCE,
-    Before,
-    DocumentAnswer,
-    ErrorAnswer,
-    Facet,
-    FieldsAnswer,
-    HealthAnswer,
-    Json,
-    Listed,
-    NewDocuments,
-    SearchAnswer,
-    Shown,
-    StatusAnswer,
-    TreeAnswer,
-    WayAnswer,
-    Written,
-)
 
+# How much one request may ask for; more is refused with an answer that names the limit.
+QUERY_CHARACTERS = 2_000
+HITS = 1_000
+CONDITIONS = 16
+CONDITION_CHARACTERS = 500
+DOCUMENTS_AT_ONCE = 1_000
+ID_CHARACTERS = 512
+TITLE_CHARACTERS = 10_000
+TEXT_CHARACTERS = 1_000_000
+INPUTS = 2048  # texts to encode
+# How much of a document a list shows.
+TITLE_SHOWN = 1_000
+METADATA_SHOWN = 2_000_000  # characters of JSON in all hits together: each may have its share, or
+METADATA_OF_EACH = 2_000
+# How many requests wait, and how long one of them works before it checks its deadline.
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
-LISTED_CHARACTERS = 160
-SHOWN_AS_FOUND = {each.name for each in fields(Shown) if each.name in Hit._fields} - {"title", "metadata"}
+ENCODED_AT_ONCE = 32
+BUSY = "too many requests are waiting; try again in a moment"
 NO_STORE = {"cache-control": "no-store"}
 FOLDERS = re.compile(
     r"(?<![\w.~/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\":;,()]+[/\\])*(?=[^/\\\s])"
 )  # above a path's last name
-
-Text = Annotated[str, Query(min_length=1, max_length=QUERY_CHARACTERS, pattern=r"\S", description="what to look for")]
-K = Annotated[int, Query(ge=1, le=HITS, description="how many documents")]
-Condition = Annotated[str, Query(max_length=CONDITION_CHARACTERS)]
-Facets = Annotated[
-    list[Condition], Query(max_length=CONDITIONS, description="fields by whose values to count what `where` leaves")
-]
-Where = Annotated[
-    list[Condition], Query(max_length=CONDITIONS, description="on metadata: lang=en, year>=2000, 'tag in a,b'")
-]
-
-router = APIRouter(responses={"4XX": {"model": ErrorAnswer, "description": "what is wrong with the request"}})
 
 
 class ServedIndex:
     """The parts that requests are answered from.
 
     Attributes:
-        index: the index.
-        rules: who may ask for what.
-        tree: the index's tree with the documents of now.
+        tree: the index's tree with the current documents.
         map: the same tree as a map.
         untrained: the ranking to compare with.
-        drift: whether it is time to retrain.
-        asked: what counts queries, if the server learns from them.
-        queries: what encodes queries.
-        searches: the threads that search; more than there are cores would only get into each other's way.
-        writes: the one that writes, since a store takes one write at a time.
-        embeddings: the one that encodes texts for other systems.
-        looks: those for everything else, which a full queue of searches does not keep waiting.
+        asked: counts queries, if the server learns from them.
+        searches: the threads that search; more than there are cores would only compete.
+        writes: the thread that writes, since a store takes one write at a time.
+        embeddings: the thread that encodes texts for other systems.
+        looks: the threads for everything else, which a full queue of searches does not delay.
     """
 
     def __init__(self, index: Index, rules: Rules, *, learns: bool = False) -> None:
-        self.index = index
-        self.rules = rules
+        self.index, self.rules = index, rules
         self.tree = LiveTree(index)
         self.map = DocumentMap(self.tree)
         self.untrained = Untrained(index)
@@ -112,36 +86,29 @@ class ServedIndex:
         self.embeddings = Lane(1, WRITES_WAITING)
         self.looks = Lane(4, SEARCHES_WAITING)
 
-    @property
-    def training(self) -> Training | None:
-        """What is known of the training of the encoder that the index has now."""
-        return read_training(self.index.path / f"{IN_AN_INDEX}{self.index.state.manifest.suffix}")
-
-    def start(self) -> None:
-        """Begin what is done in the background."""
-        self.untrained.start()
-
     def stop(self) -> None:
-        """End what is done in the background."""
+        """End the work in the background."""
         if self.asked:
             self.asked.flush()
-        self.untrained.stop()
-        self.map.stop()
-        self.drift.stop()
-        for lane in (self.searches, self.writes, self.embeddings, self.looks):
-            lane.stop()
+        for each in (self.untrained, self.map, self.drift, self.searches, self.writes, self.embeddings, self.looks):
+            each.stop()
 
     def sentence(self, error: Exception) -> str:
-        """Return an error's sentence without the index's folder, which whoever asks over a network need not know."""
+        """Return an error's sentence without the index's folder, which a network client need not know."""
         return str(error).removeprefix(f"{self.index.path}: ").replace(f"{self.index.path.absolute()}{os.sep}", "")
 
     def shown(self, text: str) -> str:
-        """Return a text without the folders of this machine: of each path in it, the last name is left."""
+        """Return a text with the last name of each path only, so that it shows no folders of this machine."""
         specs = (self.index.path.absolute(), Path(self.index.state.manifest.base_encoder or ""))
         known = [str(spec.parent) for spec in specs if spec.is_absolute()]
         for folder in sorted(known, key=len, reverse=True):  # these may have blanks in them
             text = text.replace(f"{folder}{os.sep}", os.sep)
         return FOLDERS.sub("", text)
+
+    def readiness(self) -> Readiness:
+        """Return whether there is a ranking to compare with."""
+        found = self.untrained.readiness()
+        return replace(found, encoder=found.encoder and self.shown(found.encoder), reason=self.shown(found.reason))
 
 
 async def _site(request: Request) -> ServedIndex:
@@ -152,28 +119,265 @@ async def _site(request: Request) -> ServedIndex:
 Served = Annotated[ServedIndex, Depends(_site)]
 
 
+class Json(JSONResponse):
+    """JSON of dataclasses; half a surrogate pair, which metadata can hold, becomes the escape it came as."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the body."""
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_fields)
+        return text.encode("utf-8", "backslashreplace")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Do as `dataclasses.asdict` does, without its copies, which took longer than a search."""
+    if not is_dataclass(value):
+        raise TypeError(f"an answer cannot hold a {type(value).__name__}")
+    return vars(value)
+
+
+async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any) -> Json:
+    """Compute an answer and make JSON of it, both in a thread of a lane.
+
+    The event loop renders one at a time: other computed answers would wait in memory, without a budget.
+    """
+    return await lane.run(lambda: answer(work(*arguments)))
+
+
+def answer(value: Any) -> Json:
+    """Return a value as JSON that no cache keeps."""
+    return Json(value, headers=NO_STORE)
+
+
+@dataclass(frozen=True)
+class ErrorAnswer:
+    """What went wrong, in one sentence."""
+
+    error: str
+
+
+REFUSED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorAnswer, "description": "what is wrong with the request"}
+}
+router = APIRouter(responses=REFUSED)
+
+
+# ----------------------------------------------------------------------------------------------------- search
+
+Condition = Annotated[str, Field(max_length=CONDITION_CHARACTERS)]
+
+
+class SearchQuery(BaseModel):
+    """What to search for."""
+
+    q: str = Field(min_length=1, max_length=QUERY_CHARACTERS, pattern=r"\S", description="what to look for")
+    k: int = Field(default=10, ge=1, le=HITS, description="how many documents")
+    where: list[Condition] = Field(
+        default=[], max_length=CONDITIONS, description="on metadata: lang=en, year>=2000, 'tag in a,b'"
+    )
+    mode: SearchMode = Field(default="hybrid", description="by words and meaning, by meaning alone, or by words alone")
+    compare: bool = False
+    unique: bool = Field(default=False, description="near-equal documents once; a hit lists which were left out")
+    facet: list[Condition] = Field(
+        default=[], max_length=CONDITIONS, description="fields by whose values to count what `where` leaves"
+    )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A document in a list: what is shown of it, and where words of the query are in that, in code points.
+
+    Attributes:
+        snippet: of a long document the passage that was found; else the part with most of the query's words.
+        snippet_start: where it begins in the text.
+        snippet_is_whole: whether it is all of the text.
+        snippet_marks: where words of the query begin and end in it.
+        passage: where the passage that a long document was found by begins and ends in its text, if any.
+        from_meaning: the part of the score that the vectors gave.
+        from_words: the part of the score that shared words gave.
+        from_tokens: the part of the score that single tokens gave.
+        matched: the query's words that the document has, in any form.
+        before: of a hit, its rank by the untrained encoder, where that is compared with.
+        folded: the ids of near-equal documents below this one that were left out, if that was asked for.
+        path: of a hit, its nodes of the tree, from the top.
+        cut: "title" where only its beginning is given, "metadata" where it is too long and left out;
+            /api/documents/ID has all.
+    """
+
+    rank: int
+    score: float
+    id: str
+    title: str
+    title_marks: list[Mark]
+    snippet: str
+    snippet_start: int
+    snippet_is_whole: bool
+    snippet_marks: list[Mark]
+    metadata: dict[str, Any]
+    from_meaning: float = 0.0
+    from_words: float = 0.0
+    from_tokens: float = 0.0
+    matched: tuple[str, ...] = ()
+    passage: Mark | None = None
+    before: int | None = None
+    folded: tuple[str, ...] = ()
+    path: tuple[PathNode, ...] = ()
+    cut: tuple[str, ...] = ()
+
+
+AS_FOUND = {each.name for each in fields(Shown) if each.name in Hit._fields} - {"title", "metadata"}
+
+
+@dataclass(frozen=True)
+class Before:
+    """The untrained encoder's ranking, once it is ready."""
+
+    readiness: Readiness
+    hits: list[Shown]
+
+
+@dataclass(frozen=True)
+class Facet:
+    """A value of a metadata field, and how many documents that fulfil the conditions have it."""
+
+    value: str | float | bool
+    documents: int
+
+
+@dataclass(frozen=True)
+class SearchAnswer:
+    """What was found, best first, and how long it took to find once the query was encoded.
+
+    Attributes:
+        facets: for each field asked for its most frequent values among the documents that fulfil the conditions.
+        good_match: whether the first hit is a good match; false: nothing in the index is one; null: unknown.
+    """
+
+    query: str
+    k: int
+    milliseconds: float
+    hits: list[Shown]
+    before: Before | None = None
+    facets: dict[str, list[Facet]] = field(default_factory=dict)
+    good_match: bool | None = None
+
+
 @router.get("/api/search", response_model=SearchAnswer)
-async def search(
-    site: Served,
-    q: Text,
-    k: K = 10,
-    where: Where = [],  # noqa: B006
-    mode: Annotated[
-        SearchMode, Query(description="by words and meaning, by meaning alone, or by words alone")
-    ] = "hybrid",
-    compare: bool = False,
-    unique: Annotated[bool, Query(description="near-equal documents once; a hit tells which were left out")] = False,
-    facet: Facets = [],  # noqa: B006
-) -> Json:
+async def search(site: Served, asked: Annotated[SearchQuery, Query()]) -> Json:
     """Find documents by words and meaning, or one of them; with `compare`, also as the untrained encoder ranks them."""
     while True:
         fingerprint = site.index.state.present_encoder().fingerprint
-        vector = await site.queries.encode(q)
-        asked = _Asked(q, vector, fingerprint, k, where, mode, unique, facet)
+        vector = await site.queries.encode(asked.q)
         try:
-            return await rendered(site.searches, _search_answer, site, asked, compare)
+            return await rendered(site.searches, _search, site, asked, vector, fingerprint)
         except ReindexedError:  # the index has just got another encoder
             continue
+
+
+def _search(site: ServedIndex, asked: SearchQuery, vector: np.ndarray, fingerprint: str) -> SearchAnswer:
+    check_deadline()  # it may have waited for long
+    start = time.perf_counter()
+    query, k, index = asked.q, asked.k, site.index
+    conditions = parse_clauses(asked.where) if asked.where else None
+    (found,) = index.state.search([query], vector[None], k, conditions, asked.mode, fingerprint, unique=asked.unique)
+    took = round(1000 * (time.perf_counter() - start), 2)
+    words = QueryWords(query, k)
+    counted = {  # of texts, those that a condition can be written with
+        name: [Facet(value, count) for value, count in counts if len(str(value)) <= CONDITION_CHARACTERS]
+        for name, counts in index.facets(asked.facet, conditions).items()
+    }
+    good_match = index.good_match(query, found, conditions, asked.mode, vector=vector)
+    hits = [_shown(hit, words, k) for hit in found]
+    if not asked.compare:
+        return SearchAnswer(query, k, took, hits, None, counted, good_match)
+    check_deadline()
+    before, readiness = [], site.readiness()
+    if readiness.state == "ready":
+        ranking = site.untrained.rank(query, conditions)
+        ranks = ranking.ranks_of(np.array([hit.number for hit in found], dtype=np.int64))
+        hits = [replace(hit, before=rank) for hit, rank in zip(hits, ranks, strict=True)]
+        before = [_shown(hit, words, k) for hit in _first(index, ranking, k)]
+    return SearchAnswer(query, k, took, hits, Before(readiness, before), counted, good_match)
+
+
+def _shown(hit: Hit, words: QueryWords, k: int) -> Shown:
+    """Show one of k hits by its passage, or else by a snippet; cut what is too long."""
+    check_deadline()
+    snippet = snippet_of(hit.text, hit.passage, words)
+    title = hit.title[:TITLE_SHOWN]
+    is_too_long = len(json.dumps(hit.metadata)) > max(METADATA_OF_EACH, METADATA_SHOWN // k)
+    cut = {"title": len(title) < len(hit.title), "metadata": is_too_long}
+    return Shown(
+        title=title,
+        title_marks=words.marks_in(title),
+        snippet=snippet.text,
+        snippet_start=snippet.start,
+        snippet_is_whole=snippet.whole,
+        snippet_marks=snippet.marks,
+        metadata={} if is_too_long else hit.metadata,
+        cut=tuple(name for name, is_cut in cut.items() if is_cut),
+        **{name: getattr(hit, name) for name in AS_FOUND},
+    )
+
+
+def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
+    """Return the untrained encoder's first k hits."""
+    best = ranking.first(k)
+    with index.state.reading() as reader:
+        documents = reader.documents(number for number, _ in best)
+    return [
+        Hit.of(rank, number, documents[number], score)
+        for rank, (number, score) in enumerate(best, start=1)
+        if number in documents  # else it was removed this moment
+    ]
+
+
+# ----------------------------------------------------------------------------------------------------- documents
+
+
+class NewDocument(BaseModel):
+    """A document to add."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(min_length=1, max_length=ID_CHARACTERS)
+    text: str = Field(max_length=TEXT_CHARACTERS)
+    title: str = Field(default="", max_length=TITLE_CHARACTERS)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class NewDocuments(BaseModel):
+    """Documents to add, all or none; with `update`, they replace those with the same ids."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    documents: list[NewDocument] = Field(min_length=1, max_length=DOCUMENTS_AT_ONCE)
+    update: bool = False
+
+
+@dataclass(frozen=True)
+class DocumentAnswer:
+    """A document."""
+
+    id: str
+    title: str
+    text: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a write did, and how many documents there are now."""
+
+    documents: int
+    added: int = 0
+    removed: int = 0
+
+
+@dataclass(frozen=True)
+class FieldsAnswer:
+    """The fields of the metadata, as the first and the last documents have them."""
+
+    fields: list[FieldSummary]
 
 
 @router.get("/api/fields", response_model=FieldsAnswer)
@@ -184,9 +388,14 @@ async def fields_of_metadata(site: Served) -> Json:
 
 @router.post("/api/documents", response_model=Written, status_code=201)
 async def add_documents(site: Served, new: NewDocuments) -> Json:
-    """Add documents, all or none; with `update`, in place of those that have their ids."""
-    documents = [each.document() for each in new.documents]
-    _check(documents)
+    """Add documents, all or none; with `update`, they replace those with the same ids."""
+    documents, seen = [Document(each.id, each.text, each.title, each.metadata) for each in new.documents], set()
+    for document in documents:
+        if document.is_empty:
+            raise InputError(f"document {document.id!r} has neither text nor title; there is nothing to find it by")
+        if document.id in seen:
+            raise InputError(f"id {document.id!r} comes twice; make ids unique")
+        seen.add(document.id)
     write = site.index.update if new.update else site.index.add
     count = await _write(site, 409, write, documents)  # refused where an id is there already
     return Json(Written(await site.looks.run(len, site.index), added=count), 201)
@@ -195,7 +404,14 @@ async def add_documents(site: Served, new: NewDocuments) -> Json:
 @router.get("/api/documents/{doc_id:path}", response_model=DocumentAnswer)
 async def get_document(site: Served, doc_id: str) -> Json:
     """Get a document with all of its text."""
-    return await rendered(site.looks, _document_answer, site.index, doc_id)
+
+    def get() -> DocumentAnswer:
+        found = site.index.get(doc_id)
+        if found is None:
+            raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
+        return DocumentAnswer(found.id, found.title, found.text, found.metadata)
+
+    return await rendered(site.looks, get)
 
 
 @router.delete("/api/documents/{doc_id:path}", response_model=Written)
@@ -205,33 +421,45 @@ async def remove_document(site: Served, doc_id: str) -> Json:
     return answer(Written(await site.looks.run(len, site.index), removed=count))
 
 
-@router.get("/api/tree", response_model=TreeAnswer)
-async def tree(
-    site: Served,
-    level: Annotated[int, Query(ge=0)] = 0,
-    node: Annotated[int, Query(ge=0)] = 0,
-    depth: Annotated[int, Query(ge=0, le=TREE_LEVELS_AT_ONCE, description="levels below it to give")] = 1,
-    most: Annotated[int, Query(ge=1, le=CHILDREN_AT_ONCE, description="children of each node, largest first")] = 60,
-    offset: Annotated[int, Query(ge=0, description="of the last inner level's documents")] = 0,
-) -> Json:
-    """Show a node of the tree, the nodes above it, and below it nodes, or in the last inner level documents."""
-    return await rendered(site.looks, _tree_answer, site.tree, level, node, depth, most, offset)
+async def _write(site: ServedIndex, refused: int, write: Callable[..., int], argument: Any) -> int:
+    """Write and return the count; what the index refuses is answered with the status `refused`."""
+    try:
+        return await site.writes.run(write, argument)
+    except WriterBusyError:
+        raise
+    except InputError as error:
+        raise HTTPException(refused, site.sentence(error)) from error
 
 
-@router.get("/api/tree/path", response_model=WayAnswer)
-async def tree_path(
-    site: Served,
-    q: Annotated[str | None, Query(min_length=1, max_length=QUERY_CHARACTERS, description="a query")] = None,
-    id: Annotated[str | None, Query(min_length=1, max_length=ID_CHARACTERS, description="or a document")] = None,  # noqa: A002
-) -> Json:
-    """Show the way of a query down the tree, level by level, or a document's place in it."""
-    if (q is None) == (id is None):
-        raise HTTPException(400, "give either q, a query, or id, a document")
-    if q is not None:
-        way = await site.looks.run(site.tree.way_of_query, await site.queries.encode(q))
-    else:
-        way = await site.looks.run(site.tree.way_of_document, str(id))
-    return answer(WayAnswer(q, id, way))
+# ----------------------------------------------------------------------------------------------------- status
+
+
+@dataclass(frozen=True)
+class StatusAnswer:
+    """The state of the index and of this server.
+
+    Attributes:
+        tree_nodes: the number of nodes of each level of the tree, from the top, without the root.
+        drift: whether it is time to retrain, if that was asked for.
+    """
+
+    name: str
+    index: dict[str, Any]
+    tree_nodes: list[int]
+    drift: DriftState | None
+    untrained: Readiness
+    training: Training | None
+    writable: bool
+    needs_token: bool
+    version: str
+
+
+@dataclass(frozen=True)
+class HealthAnswer:
+    """Whether the server answers."""
+
+    status: str
+    documents: int
 
 
 @router.get("/api/status", response_model=StatusAnswer)
@@ -240,7 +468,26 @@ async def status(
     drift: Annotated[bool, Query(description="also measure whether it is time to retrain, in the background")] = False,
 ) -> Json:
     """Give counts, names, the training, whether this server takes writes, and whether it is time to retrain."""
-    return await rendered(site.looks, _status_answer, site, drift)
+    return await rendered(site.looks, _status, site, drift)
+
+
+def _status(site: ServedIndex, drift: bool) -> StatusAnswer:
+    index, state = site.index, site.drift.now() if drift else None
+    facts = index.status().as_dict()
+    facts.pop("path")
+    for name in ("encoder", "base_encoder"):
+        facts[name] = facts[name] and site.shown(facts[name])
+    return StatusAnswer(
+        name=index.path.absolute().name,
+        index=facts,
+        tree_nodes=site.tree.node_counts,
+        drift=state and replace(state, reasons=tuple(map(site.shown, state.reasons))),
+        untrained=site.readiness(),
+        training=read_training(index.path / f"{IN_AN_INDEX}{index.state.manifest.suffix}"),
+        writable=site.rules.writable,
+        needs_token=site.rules.token is not None,
+        version=__version__,
+    )
 
 
 @router.get("/health", response_model=HealthAnswer)
@@ -257,163 +504,77 @@ async def ready(site: Served) -> Json:
     return answer(HealthAnswer("ready", await site.looks.run(len, site.index)))
 
 
-async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any) -> Json:
-    """Compute an answer and make JSON of it, both in a thread of a lane.
+# ----------------------------------------------------------------------------------------------------- embeddings
 
-    The event loop makes one at a time: what others have computed meanwhile would wait in memory, without a budget.
+
+class EmbeddingsRequest(BaseModel):
+    """What OpenAI's clients send.
+
+    `input_type` says which side of a retrieval the texts are on.
     """
-    return await lane.run(lambda: answer(work(*arguments)))
+
+    input: str | list[str] = Field(description=f"a text, or up to {INPUTS:,} texts")
+    model: str = Field(default="", description="any name: there is one encoder, and the answer names it")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(default=None, description="none but the encoder's own")
+    input_type: Literal["document", "query"] = "document"
+
+    def texts(self) -> list[str]:
+        """Return the texts; refuse none, too many, and one that cannot be encoded."""
+        texts = [self.input] if isinstance(self.input, str) else self.input
+        if not 1 <= len(texts) <= INPUTS:
+            raise InputError(f"input has {len(texts):,} texts; send 1 to {INPUTS:,} at once")
+        for number, text in enumerate(texts):
+            if not text.strip() or not is_unicode(text):
+                raise InputError(f"input[{number}] is {'not Unicode' if text.strip() else 'empty'}; leave it out")
+            if len(text) > TEXT_CHARACTERS:
+                raise InputError(f"input[{number}] has {len(text):,} characters; {TEXT_CHARACTERS:,} are the limit")
+        return texts
 
 
-def answer(value: Any) -> Json:
-    """Return a value as JSON that no cache keeps."""
-    return Json(value, headers=NO_STORE)
+openai_router = APIRouter()  # whose errors have another form
+EMBEDDINGS_SCHEMA = {"content": {"application/json": {"schema": EmbeddingsRequest.model_json_schema()}}}
 
 
-async def _write(site: ServedIndex, refused: int, write: Callable[..., int], argument: Any) -> int:
-    """Write, and count what was written.
-
-    What the index refuses is answered with the status `refused`.
-    """
+@openai_router.post("/v1/embeddings", openapi_extra={"requestBody": EMBEDDINGS_SCHEMA})
+async def embeddings(site: Served, request: Request) -> Json:
+    """Encode texts to unit vectors with the index's encoder, as OpenAI's API has it."""
     try:
-        return await site.writes.run(write, argument)
-    except WriterBusyError:
-        raise
-    except InputError as error:
-        raise HTTPException(refused, site.sentence(error)) from error
-
-
-def _check(documents: Iterable[Document]) -> None:
-    seen: set[str] = set()
-    for document in documents:
-        if document.is_empty:
-            raise InputError(f"document {document.id!r} has neither text nor title; there is nothing to find it by")
-        if document.id in seen:
-            raise InputError(f"id {document.id!r} comes twice; make ids unique")
-        seen.add(document.id)
-
-
-class _Asked(NamedTuple):
-    """What is searched for: a query, its vector of shape (n,), of which encoder that is, how many, where and how."""
-
-    query: str
-    vector: np.ndarray
-    fingerprint: str
-    k: int
-    where: Sequence[str]
-    mode: SearchMode
-    unique: bool
-    facets: Sequence[str]
-
-
-def _search_answer(site: ServedIndex, asked: _Asked, compare: bool) -> SearchAnswer:
-    """Search by a query's vector; compare with the untrained encoder's ranking once that is ready."""
-    check_deadline()  # it may have waited for long
-    start = time.perf_counter()
-    query, vector, fingerprint, k, where, mode, unique, counted_fields = asked
-    conditions = parse_clauses(where) if where else None
-    (found,) = site.index.state.search([query], vector[None], k, conditions, mode, fingerprint, unique=unique)
-    took = round(1000 * (time.perf_counter() - start), 2)
-    words = QueryWords(query, k)
-    facets = _facets(site.index, counted_fields, conditions)
-    good_match = site.index.good_match(query, found, conditions, mode, vector=vector)
-    shown = [_shown(hit, words, k) for hit in found]
-    answered = SearchAnswer(query, k, took, shown, facets=facets, good_match=good_match)
-    if not compare:
-        return answered
-    check_deadline()
-    readiness = _readiness(site)
-    if readiness.state != "ready":
-        return replace(answered, before=Before(readiness, []))
-    ranking = site.untrained.rank(query, conditions)
-    ranks = ranking.ranks_of(np.array([hit.number for hit in found], dtype=np.int64))
-    hits = [replace(hit, before=rank) for hit, rank in zip(answered.hits, ranks, strict=True)]
-    before = [_shown(hit, words, k) for hit in _first(site.index, ranking, k)]
-    return replace(answered, hits=hits, before=Before(readiness, before))
-
-
-def _facets(index: Index, names: Sequence[str], conditions: Filter | None) -> dict[str, list[Facet]]:
-    """Count the values of some fields; of texts, those that a condition can be written with."""
-    return {
-        field: [Facet(value, count) for value, count in counts if len(str(value)) <= CONDITION_CHARACTERS]
-        for field, counts in index.facets(names, conditions).items()
-    }
-
-
-def _shown(hit: Hit, words: QueryWords, k: int) -> Shown:
-    """Show one of k hits by the passage that was found, or else by a snippet.
-
-    What is too long is cut.
-    """
-    check_deadline()
-    snippet = snippet_of(hit.text, hit.passage, words)
-    title = hit.title[:TITLE_SHOWN]
-    is_too_long = len(json.dumps(hit.metadata)) > max(METADATA_OF_EACH, METADATA_SHOWN // k)
-    cut = {"title": len(title) < len(hit.title), "metadata": is_too_long}
-    return Shown(
-        title=title,
-        title_marks=words.marks_in(title),
-        snippet=snippet.text,
-        snippet_start=snippet.start,
-        snippet_is_whole=snippet.whole,
-        snippet_marks=snippet.marks,
-        metadata={} if is_too_long else hit.metadata,
-        cut=tuple(name for name, is_cut in cut.items() if is_cut),
-        **{name: getattr(hit, name) for name in SHOWN_AS_FOUND},
+        asked = EmbeddingsRequest.model_validate_json(await request.body())
+        texts, dim = asked.texts(), site.index.state.manifest.dim
+        if asked.dimensions not in (None, dim):
+            raise InputError(f"dimensions = {asked.dimensions}: this encoder has {dim}, and cannot be cut")
+        vectors = await site.embeddings.run(_encode, site, texts, asked.input_type)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = str(fault["loc"][0]) if fault["loc"] else "the body"
+        what = "send a text or a list of texts, not tokens" if where == "input" else fault["msg"]
+        return _refused(400, f"{where}: {what}")
+    except BusyError:
+        return _refused(503, BUSY)
+    except HceError as error:
+        return _refused(400 if isinstance(error, InputError) else 500, site.shown(site.sentence(error)))
+    is_base64 = asked.encoding_format == "base64"
+    spelled = [base64.b64encode(each).decode() for each in vectors.astype("<f4")] if is_base64 else vectors.tolist()
+    data = [{"object": "embedding", "index": row, "embedding": each} for row, each in enumerate(spelled)]
+    words = sum(len(text.split()) for text in texts)  # tokens would need a second pass of the tokenizer
+    usage = {"prompt_tokens": words, "total_tokens": words}
+    return answer(
+        {"object": "list", "model": site.shown(site.index.state.manifest.encoder), "data": data, "usage": usage}
     )
 
 
-def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
-    """Return the untrained encoder's first k hits."""
-    best = ranking.first(k)
-    with index.state.reading() as reader:
-        documents = reader.documents(number for number, _ in best)
-    return [
-        Hit.of(rank, number, documents[number], score)
-        for rank, (number, score) in enumerate(best, start=1)
-        if number in documents  # else it was removed this moment
-    ]
+def _encode(site: ServedIndex, texts: Sequence[str], side: str) -> np.ndarray:
+    encode = site.index.state.encode_queries if side == "query" else site.index.encode_documents
+    vectors = []
+    for start in range(0, len(texts), ENCODED_AT_ONCE):
+        check_deadline()
+        vectors.append(encode(texts[start : start + ENCODED_AT_ONCE]))
+    return np.concatenate(vectors)
 
 
-def _document_answer(index: Index, doc_id: str) -> DocumentAnswer:
-    found = index.get(doc_id)
-    if found is None:
-        raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
-    return DocumentAnswer(found.id, found.title, found.text, found.metadata)
-
-
-def _tree_answer(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:
-    found = live.node(level, node, depth, most)
-    documents = live.documents(node, offset, most) if level == live.levels else []
-    listed = [Listed(each.id, each.title[:TITLE_SHOWN], each.text[:LISTED_CHARACTERS]) for each in documents]
-    return TreeAnswer(live.levels, found, live.above(level, node), listed, offset)
-
-
-def _status_answer(site: ServedIndex, drift: bool) -> StatusAnswer:
-    facts = site.index.status().as_dict()
-    facts.pop("path")
-    for name in ("encoder", "base_encoder"):
-        facts[name] = facts[name] and site.shown(facts[name])
-    return StatusAnswer(
-        name=site.index.path.absolute().name,
-        index=facts,
-        tree_nodes=site.tree.node_counts,
-        drift=_drift(site) if drift else None,
-        untrained=_readiness(site),
-        training=site.training,
-        writable=site.rules.writable,
-        needs_token=site.rules.token is not None,
-        version=__version__,
-    )
-
-
-def _drift(site: ServedIndex) -> DriftState:
-    state = site.drift.now()
-    return replace(state, reasons=tuple(map(site.shown, state.reasons)))
-
-
-def _readiness(site: ServedIndex) -> Readiness:
-    """Return whether there is a ranking to compare with, under the encoder's name as it is shown."""
-    readiness = site.untrained.readiness()
-    encoder = readiness.encoder and site.shown(readiness.encoder)
-    return replace(readiness, encoder=encoder, reason=site.shown(readiness.reason))
+def _refused(status: int, sentence: str) -> Json:
+    """Refuse a request in the form that OpenAI's clients read."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    fault = {"message": sentence, "type": kind, "param": None, "code": None}
+    return Json({"error": fault}, status, {"retry-after": "1"} if status == 503 else None)

@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import cache
-from typing import Any
 
 from hce._version import __version__
 from hce.errors import AwayError, HceError, InputError, MissingPackageError, WriterBusyError, needs_extra
@@ -26,13 +25,11 @@ with needs_extra("web", "the web page"):
     from starlette.routing import Route
     from starlette.staticfiles import StaticFiles
 
-from hce.web.api import ServedIndex, router
+from hce.web import api, browse
+from hce.web.api import BUSY, Json, ServedIndex
 from hce.web.background import BusyError
 from hce.web.connection import BACKLOG, HEAD_BYTES, HttpConnection
-from hce.web.embeddings import router as embeddings_router
 from hce.web.guard import Guard, Rules
-from hce.web.map import router as map_router
-from hce.web.schemas import Json
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +57,7 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        site.start()
+        site.untrained.start()
         async with agents:
             yield
         site.stop()
@@ -74,9 +71,8 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
         redoc_url=None,
     )
     app.state.site = site
-    app.include_router(router)
-    app.include_router(map_router)
-    app.include_router(embeddings_router)
+    for router in (api.router, browse.router, api.openai_router):
+        app.include_router(router)
     app.add_middleware(Guard, rules=site.rules)
     agents = _add_mcp(app, site)
     if metrics:
@@ -84,7 +80,12 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
 
         add_metrics(app, site)
     _add_page(app)
-    _add_errors(app, site)
+
+    async def failed(request: Request, error: Exception) -> Json:
+        return _answer_of(site, error)
+
+    for kind in (HceError, BusyError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, failed)
     return app
 
 
@@ -107,7 +108,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def url_of(host: str, listener: socket.socket) -> str:
     """Return the address to open in a browser on this machine."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  only told from, never bound to
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  only compared, never bound to
     return f"http://{f'[{shown}]' if ':' in shown else shown}:{listener.getsockname()[1]}"
 
 
@@ -134,8 +135,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=SECONDS_TO_END,
         )
         super().__init__(config)
-        self._listener = listener
-        self._tell = started
+        self._listener, self._notify = listener, started
 
     def serve_until_stopped(self) -> None:
         """Serve until someone stops the server."""
@@ -143,13 +143,13 @@ class Server(uvicorn.Server):
             self.run(sockets=[self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and tell that the server does."""
+        """Begin to listen, and report it."""
         await super().startup(sockets)
         if self.started:
-            self._tell()
+            self._notify()
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after the connections, once a second of these ten ticks."""
+        """Check the connections once a second, which has ten ticks."""
         if counter % 10 == 0:
             for connection in list(self.server_state.connections):
                 if isinstance(connection, HttpConnection):
@@ -158,12 +158,12 @@ class Server(uvicorn.Server):
 
 
 def _add_mcp(app: FastAPI, site: ServedIndex) -> AbstractAsyncContextManager[None]:
-    """Answer agents at /mcp; return what has to be entered while they are answered."""
+    """Answer agents at /mcp; return the context in which they are answered."""
     try:
         from hce.web.mcp import PATH, Tools, over_http
     except MissingPackageError as error:
         sentence = str(error)
-        app.post("/mcp", include_in_schema=False)(lambda: _error(501, sentence))
+        app.post("/mcp", include_in_schema=False)(lambda: Json({"error": sentence}, 501))
         return nullcontext()
     endpoint, running = over_http(Tools(site.index, site.tree, site.searches.run, site.sentence))
     app.router.routes.append(Route(PATH, endpoint, methods=["POST"], include_in_schema=False))
@@ -204,41 +204,21 @@ def _small_plotly() -> bytes:
     return gzip.compress(get_plotlyjs().encode(), compresslevel=6)
 
 
-def _add_errors(app: FastAPI, site: ServedIndex) -> None:
-    """Answer every error with one sentence that does not show how the program is made."""
-
-    @app.exception_handler(InputError)
-    async def wrong_input(request: Request, error: InputError) -> Json:
-        return _error(404 if isinstance(error, NotThereError) else 400, site.sentence(error))
-
-    @app.exception_handler(HceError)
-    async def damaged(request: Request, error: HceError) -> Json:
+def _answer_of(site: ServedIndex, error: Exception) -> Json:
+    """Return an error's status and one sentence, which does not show how the program is made."""
+    headers: dict[str, str] = {}
+    if isinstance(error, HTTPException):
+        status, sentence, headers = error.status_code, str(error.detail), dict(error.headers or {})
+    elif isinstance(error, RequestValidationError):
+        fault = error.errors()[0]
+        where = ".".join(str(part) for part in fault["loc"][1:])  # without "query" or "body"
+        status, sentence = 422, f"{where}: {fault['msg']}" if where else str(fault["msg"])
+    elif isinstance(error, (BusyError, WriterBusyError)):
+        status, sentence = 503, BUSY if isinstance(error, BusyError) else site.sentence(error)
+        headers = {"retry-after": "1"}
+    elif isinstance(error, InputError):
+        status, sentence = 404 if isinstance(error, NotThereError) else 400, site.sentence(error)
+    else:
         logger.error("%s", error)
-        return _error(503 if isinstance(error, AwayError) else 500, site.shown(site.sentence(error)))
-
-    @app.exception_handler(BusyError)
-    async def busy(request: Request, error: BusyError) -> Json:
-        return _error(503, "too many requests are waiting; try again in a moment", {"retry-after": "1"})
-
-    @app.exception_handler(WriterBusyError)
-    async def writing(request: Request, error: WriterBusyError) -> Json:
-        return _error(503, site.sentence(error), {"retry-after": "1"})
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Json:
-        return _error(422, _first_fault(error.errors()))
-
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Json:
-        return _error(error.status_code, str(error.detail), dict(error.headers or {}))
-
-
-def _error(status: int, sentence: str, headers: dict[str, str] | None = None) -> Json:
+        status, sentence = 503 if isinstance(error, AwayError) else 500, site.shown(site.sentence(error))
     return Json({"error": sentence}, status, headers)
-
-
-def _first_fault(faults: Any) -> str:
-    """Say what the first fault is and where: the name of the parameter or field, as the request wrote it."""
-    fault = faults[0]
-    where = ".".join(str(part) for part in fault["loc"][1:])  # without "query" or "body"
-    return f"{where}: {fault['msg']}" if where else str(fault["msg"])

@@ -1,13 +1,14 @@
-"""Work next to the event loop: threads for each kind of request, queries encoded together, drift measured.
+"""Work outside the event loop: threads for each kind of request, queries encoded together, drift measured.
 
 A lane has a few threads for one kind of work, so that no kind waits for another, and a limit to its queue. An encoder
-takes one call at a time, and a call with many short texts costs little more than one with a single text: who comes
-while a call is under way waits for the next one, together with all others who came meanwhile.
+takes one call at a time, and a call with many short texts costs little more than one with a single text. So queries
+that come during a call wait for the next one together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -21,27 +22,31 @@ from typing import Any, Literal, TypeVar
 import anyio.to_thread
 import numpy as np
 
+from hce.encoding.encoder import Encoder
+from hce.errors import HceError, InputError
 from hce.index.background import reason_of
 from hce.index.drift import GrownNode
 from hce.index.index import Index
+from hce.index.state import IndexState
+from hce.training.query_mean import QueryMean, rows_of_first_part
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 TEXTS_AT_ONCE = 32
+MOST_LOST = 100  # learned queries that a kill may lose
+LEAST_AT_ONCE = 10  # learned queries to write; the mean of fewer would show what single ones asked
+SECONDS_BETWEEN_WRITES = 10.0
 
 
 class BusyError(Exception):
-    """Too many are waiting already."""
+    """The queue is full."""
 
 
 class Lane:
-    """Runs work in at most `threads` threads; whoever finds `waiting` others in the queue is turned away.
+    """Runs work in at most `threads` threads; refuses it while `waiting` other calls are in the queue.
 
-    Who stops waiting leaves the queue. Work under way keeps its thread, and its place, until it looks at the deadline
-    that was set around it (`hce.progress`) or is done.
-
-    Args:
-        threads: how many calls run at once.
-        waiting: how many more may wait.
+    A canceled call leaves the queue. Work under way keeps its thread and place until it checks its deadline or is done.
     """
 
     def __init__(self, threads: int, waiting: int) -> None:
@@ -66,7 +71,7 @@ class Lane:
         return await asyncio.wrap_future(call)
 
     def stop(self) -> None:
-        """Let everyone in the queue go."""
+        """Cancel all calls in the queue."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -78,24 +83,18 @@ class Lane:
 
 
 class QueryBatcher:
-    """Encodes texts for requests that run side by side.
-
-    Args:
-        encode: from texts to vectors of shape (texts, n); called in a thread, one call at a time.
-        waiting: how many may wait.
-    """
+    """Encodes queries that come during a call together in the next; refuses more than `waiting` of them."""
 
     def __init__(self, encode: Callable[[Sequence[str]], np.ndarray], waiting: int) -> None:
-        self._encode = encode
-        self._most = waiting
+        self._encode, self._most = encode, waiting
         self._waiting: list[tuple[str, asyncio.Future[np.ndarray]]] = []
         self._task: asyncio.Task[None] | None = None
 
     async def encode(self, text: str) -> np.ndarray:
-        """Encode a text together with those of others; its vector is of shape (n,).
+        """Encode a query; return its vector, of shape (n,).
 
         Raises:
-            BusyError: too many are waiting.
+            BusyError: the queue is full.
         """
         if len(self._waiting) >= self._most:
             raise BusyError
@@ -106,18 +105,74 @@ class QueryBatcher:
         return await found
 
     async def _work(self) -> None:
-        while waiting := [each for each in self._waiting if not each[1].done()]:  # the others have gone
+        while waiting := [each for each in self._waiting if not each[1].done()]:  # the others have been canceled
             batch, self._waiting = waiting[:TEXTS_AT_ONCE], waiting[TEXTS_AT_ONCE:]
             try:
                 vectors = await anyio.to_thread.run_sync(self._encode, [text for text, _ in batch])
+                results = [partial(found.set_result, vector) for (_, found), vector in zip(batch, vectors, strict=True)]
             except Exception as error:
-                for _, found in batch:
-                    if not found.done():
-                        found.set_exception(error)
-            else:
-                for (_, found), vector in zip(batch, vectors, strict=True):
-                    if not found.done():
-                        found.set_result(vector)
+                results = [partial(found.set_exception, error) for _, found in batch]
+            for (_, found), finish in zip(batch, results, strict=True):
+                if not found.done():
+                    finish()
+
+
+class AskedQueries:
+    """Encodes queries and adds them to the mean in the index's folder, for `hce serve --learn-queries`.
+
+    Their texts are never kept.
+
+    Raises:
+        InputError: the index has a static encoder, which a mean of queries does not help.
+    """
+
+    def __init__(self, state: IndexState) -> None:
+        self._state = state
+        encoder = state.present_encoder().encoder()
+        if encoder.is_table:
+            raise InputError(
+                "--learn-queries: this index has a static encoder, which a mean of queries does not help; leave it out"
+            )
+        self._encoder = encoder
+        self._rows: list[np.ndarray] = []
+        self._written = time.monotonic()
+        self._lock = Lock()
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Encode queries as the index does, and count them."""
+        carried = self._state.present_encoder()
+        vectors = self._state.encode_queries(texts)
+        if carried is self._state.for_queries:  # else it was replaced meanwhile
+            with self._lock:
+                self._add(vectors, carried.encoder())
+        return vectors
+
+    def flush(self) -> None:
+        """Add the queries since the last time to the mean on disk, unless they are few."""
+        with self._lock:
+            self._flush()
+
+    def _add(self, vectors: np.ndarray, encoder: Encoder) -> None:
+        if encoder is not self._encoder:  # after a reindexing
+            self._flush()
+            self._encoder, self._rows = encoder, []
+        if encoder.is_table:
+            return
+        self._rows += list(rows_of_first_part(vectors, encoder))
+        if len(self._rows) >= MOST_LOST or time.monotonic() > self._written + SECONDS_BETWEEN_WRITES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the mean; a disk that fails loses these queries, and no search."""
+        if len(self._rows) < LEAST_AT_ONCE:
+            return
+        rows, self._rows, self._written = self._rows, [], time.monotonic()
+        ours, folder = QueryMean.of_rows(np.stack(rows), self._encoder.parts[0].fingerprint), self._state.path
+        try:
+            kept = QueryMean.find(folder)
+            (kept.and_of(ours) if kept is not None and kept.encoder == ours.encoder else ours).write(folder)
+        except (HceError, OSError) as error:
+            logger.warning("the mean of the queries was not kept (%s)", error)
 
 
 @dataclass(frozen=True)
@@ -151,10 +206,9 @@ class DriftWatch:
         self._thread: Thread | None = None
 
     def now(self, pause: float = 0.0) -> DriftState:
-        """Return the last verdict; where documents were written since, measure a newer one in the background.
+        """Return the last verdict; measure again in the background where documents were written since.
 
-        Args:
-            pause: seconds that have to have passed since the last measurement began.
+        `pause` is the least number of seconds between two measurements.
         """
         with self.index.state.reading() as reader:
             change = reader.moment().change
@@ -167,7 +221,7 @@ class DriftWatch:
             return replace(self._state, state="measuring" if outdated else "done", outdated=outdated)
 
     def stop(self) -> None:
-        """Wait for a measurement under way, though not for ever."""
+        """Wait for a measurement under way, though not forever."""
         with self._lock:
             thread = self._thread
         if thread is not None:

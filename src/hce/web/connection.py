@@ -1,13 +1,12 @@
 """One connection: how long a request may take to come, an answer to be taken, and how many one address may have.
 
-uvicorn's own limits do not do this: `limit_concurrency` counts connections that say nothing too, and
-`timeout_keep_alive` begins after the first answer. By these, 600 silent connections got everyone else a 503 for as long
-as they stayed, and 60 clients that took nothing of a 5 MB answer were kept for as long as they liked (docs/LOG.md, "A
+uvicorn's own limits do not do this: `limit_concurrency` also counts connections that say nothing, and
+`timeout_keep_alive` begins after the first answer. With these, 600 silent connections got everyone else a 503 for as
+long as they stayed, and 60 clients that took nothing of a 5 MB answer stayed as long as they liked (docs/LOG.md, "A
 server that a stranger keeps busy").
 
-Here, who comes when there is no room takes the place of the connection that has waited longest for a request, of the
-same address if that is what has too many. A request under way is never given up for that; where there are nothing but
-those, the answer is 503.
+Here, a newcomer without room replaces the connection that has waited longest for a request, of the same address if
+that has too many. A request under way is never given up for that; where there is nothing else, the answer is 503.
 """
 
 from __future__ import annotations
@@ -22,24 +21,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hce.web.guard import Refusal
 
+try:
+    import resource
 
-def open_files() -> int:
-    """Return how many files this process may have open."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 1024
-    most: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return most if most >= 0 else 1024
-
-
-CONNECTIONS = min(512, open_files() // 2)
+    _limit: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+except ImportError:  # Windows
+    _limit = 1024
+OPEN_FILES = _limit if _limit >= 0 else 1024
+CONNECTIONS = min(512, OPEN_FILES // 2)
 CONNECTIONS_OF_AN_ADDRESS = min(256, CONNECTIONS)
 # asyncio accepts as many at once, before a connection can make room; the index needs some files too.
-BACKLOG = min(2048, open_files() // 8)
+BACKLOG = min(2048, OPEN_FILES // 8)
 HEAD_SECONDS = 10.0  # from the connection, or the last answer, to the end of a request's head
-TAKE_SECONDS = 10.0  # in which someone must take some of an answer that is waiting
-TAKE_BYTES = 8_192  # at least, or all that is left
+TAKE_SECONDS = 10.0  # in which a client must take TAKE_BYTES of an answer that is waiting, or all that is left
+TAKE_BYTES = 8_192
 HEAD_BYTES = 65_536
 
 
@@ -48,84 +43,57 @@ class HttpConnection(H11Protocol):
 
     Attributes:
         address: of the other side, by which connections are counted; of IPv6 the network, since one machine has many.
-        waiting_since: when it began to wait for a request, by the clock of the event loop; None while there is one.
     """
 
-    address: str
-    waiting_since: float | None
-    _unsent: int
-    _looked: float
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection in, if there is room or can be made."""
-        self.waiting_since = self._looked = self.loop.time()
+        """Accept the connection, if there is room or can be made."""
+        self._waits_since = self._looked = self.loop.time()
         self._unsent = 0
         super().connection_made(transport)
         self.address = _network(self.client[0]) if self.client else ""
-        if not self._make_room():
-            self.app = Refusal(503, "there are too many connections; try again in a moment").response()
-
-    def look(self) -> None:
-        """End the connection if the other side takes too long.
-
-        The server calls this every second.
-        """
-        now = self.loop.time()
-        unsent = self.transport.get_write_buffer_size()
-        if unsent:
-            self._look_at_unsent(unsent, now)
-            return
-        self._unsent = 0
-        if self.waiting_since is not None and now - self.waiting_since > HEAD_SECONDS:
-            self._give_up_waiting()
-
-    def handle_events(self) -> None:
-        """Take what has arrived."""
-        super().handle_events()
-        self._note_whether_waiting()
-
-    def on_response_complete(self) -> None:
-        """Go on to the next request."""
-        super().on_response_complete()
-        self._note_whether_waiting()
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP.
-
-        uvicorn calls this while it handles the error that says why.
-        """
-        error = sys.exc_info()[1]
-        if getattr(error, "error_status_hint", 400) == 431:
-            self._refuse(Refusal(431, f"the head of a request can hold {HEAD_BYTES // 1024} KB at most"))
-        else:
-            self._refuse(Refusal(400, "this is no valid HTTP/1.1 request"))
-
-    def _make_room(self) -> bool:
-        """End idle connections if there are too many; return if there is room."""
         others: list[HttpConnection] = [each for each in self.connections if each is not self]  # type: ignore[misc]
         near = [each for each in others if each.address == self.address]
         for crowd, most in ((near, CONNECTIONS_OF_AN_ADDRESS), (others, CONNECTIONS)):
             if len(crowd) >= most and not _end_one_of(crowd):
-                return False
-        return True
+                self.app = Refusal(503, "there are too many connections; try again in a moment").response()
+                return
 
-    def _note_whether_waiting(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.waiting_since = None
-        elif self.waiting_since is None:
-            self.waiting_since = self.loop.time()
+    @property
+    def waiting_since(self) -> float | None:
+        """When it began to wait for a request, by the clock of the event loop; None while there is one."""
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        return None if is_busy else self._waits_since
 
-    def _look_at_unsent(self, unsent: int, now: float) -> None:
-        """End the connection of a client that does not take its answer.
-
-        A few bytes at a time count as not taking it.
-        """
-        if not self._unsent:
+    def look(self) -> None:
+        """End the connection if the other side takes too long; the server calls this every second."""
+        now, unsent, since = self.loop.time(), self.transport.get_write_buffer_size(), self.waiting_since
+        if not unsent:
+            self._unsent = 0
+            if since is not None and now - since > HEAD_SECONDS:
+                self._give_up_waiting()
+        elif not self._unsent:
             self._unsent, self._looked = unsent, now
         elif now - self._looked > TAKE_SECONDS:
             if self._unsent - unsent < TAKE_BYTES:
                 self.end()
             self._unsent, self._looked = unsent, now
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request."""
+        self._waits_since = self.loop.time()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP; uvicorn calls this while it handles the error that says why."""
+        if getattr(sys.exc_info()[1], "error_status_hint", 400) == 431:
+            self._refuse(Refusal(431, f"the head of a request can hold {HEAD_BYTES // 1024} KB at most"))
+        else:
+            self._refuse(Refusal(400, "this is no valid HTTP/1.1 request"))
+
+    def end(self) -> None:
+        """End the connection now, whatever has not been sent."""
+        self.connections.discard(self)
+        self.transport.abort()
 
     def _give_up_waiting(self) -> None:
         has_begun = bool(self.conn.trailing_data[0]) and self.conn.our_state is h11.IDLE
@@ -144,14 +112,9 @@ class HttpConnection(H11Protocol):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def end(self) -> None:
-        """End the connection now, whatever has not been sent."""
-        self.connections.discard(self)
-        self.transport.abort()
-
 
 def _end_one_of(crowd: list[HttpConnection]) -> bool:
-    """End the connection idle for longest; return whether there was one."""
+    """End the connection that has waited longest; return whether there was one."""
     waiting = [(each.waiting_since, place) for place, each in enumerate(crowd) if each.waiting_since is not None]
     if waiting:
         crowd[min(waiting)[1]].end()
@@ -166,5 +129,4 @@ def _network(address: str) -> str:
         return address
     if parsed.version == 4:
         return address
-    mapped = parsed.ipv4_mapped
-    return str(mapped or ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))

@@ -1,11 +1,9 @@
 """Checks that every request passes before the application sees it: host, origin, token, and limits.
 
-Four dangers of a server on one's own machine are met here. A page on another site can make a browser send requests to
-it (the Origin must be this site, a body must say that it is JSON, and what a browser says of its own accord must not
-name another site). A name that its owner lets point to this machine makes another site look like this one (the Host
-must be one that we serve, or an address, which nobody can let point elsewhere). Whoever is on the network can write (a
-token is needed as soon as others than this machine can connect). And a request can take for ever (it has a deadline,
-and ends when its asker goes).
+Four dangers of a server on one's own machine are met here. A page on another site can make a browser send requests, so
+the Origin must be this site and a body must be declared as JSON. A name on the network can be pointed at this machine,
+so the Host must be a name that we serve, or an address. Others on the network could write, so they need a token. And a
+request could take forever, so it has a deadline and ends when its client leaves.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import socket
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import anyio
 from starlette.datastructures import MutableHeaders
@@ -32,16 +29,16 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 READ_METHODS = frozenset({"GET", "HEAD"})
-READING_POSTS = frozenset({"/mcp", "/v1/embeddings"})  # which change nothing, as their protocols have it
+READING_POSTS = frozenset({"/mcp", "/v1/embeddings"})  # these change nothing
 BODY_BYTES = 8 * 2**20
-BODY_SECONDS = 30.0  # a body that takes longer to arrive is given up
-READ_SECONDS = 30.0  # an answer that takes longer is given up
+BODY_SECONDS = 30.0
+READ_SECONDS = 30.0
 WRITE_SECONDS = 600.0  # a thousand documents and a large encoder take a while
 TOKEN_CHARACTERS = 1_000
-ANSWERS_BYTES = 256 << 20  # of all answers together that are made and not taken yet
+ANSWERS_BYTES = 256 << 20  # of all answers together that are computed and not taken yet
 
-# Of every answer that does not say otherwise. Plotly sets styles of its own; nothing else comes from elsewhere than
-# this server, and no script is inline. A browser keeps the page's files, but asks each time whether they have changed.
+# Defaults for every answer. Plotly sets styles of its own; nothing else comes from another server, and no script is
+# inline. A browser keeps the page's files, but asks each time whether they have changed.
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": (
@@ -64,7 +61,7 @@ class Rules:
         hosts: the names that this server answers to, in lower case.
         token: what a write must bring; None where none is needed.
         writable: whether documents can be written at all.
-        addresses: whether it also answers to any IP address, which nobody can let point elsewhere as they can a name.
+        addresses: whether it also answers to any IP address, which nobody can point elsewhere.
     """
 
     hosts: frozenset[str] = LOOPBACK
@@ -74,53 +71,44 @@ class Rules:
 
 
 def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str] = ()) -> Rules:
-    """Return the rules of a server that listens at `host`.
-
-    If others can connect, writing always needs a token.
+    """Return the rules of a server that listens at `host`; where others can connect, writing needs a token.
 
     Args:
         host: where it listens.
-        token: what a write must bring; where others can connect and there is none, it is made up.
+        token: what a write must bring; generated if missing where others can connect.
         writable: whether documents can be written at all.
-        names: further names by which requests may call it, as those behind a proxy do.
+        names: further names of the server, such as the one that a proxy passes on.
 
     Raises:
         InputError: a token that no request could bring, or a name that is none.
     """
-    if token is not None:
-        _check_token(token)
-    named = frozenset(map(_checked_name, names))
-    if host in LOOPBACK and not named:  # else a proxy lets others in
-        return Rules(LOOPBACK, token, writable)
-    here = socket.gethostname().lower()
-    hosts = LOOPBACK | named | {host.lower(), here, f"{here}.local"}
-    made_up = secrets.token_urlsafe(18) if writable else None
-    return Rules(hosts, token or made_up, writable, addresses=host not in LOOPBACK)
-
-
-def _check_token(token: str) -> None:
-    if not 1 <= len(token) <= TOKEN_CHARACTERS or any(not "!" <= sign <= "~" for sign in token):
+    if token is not None and (not 1 <= len(token) <= TOKEN_CHARACTERS or any(not "!" <= sign <= "~" for sign in token)):
         raise InputError(
             f"the token (--token, HCE_TOKEN) cannot be brought by a request; choose 1 to {TOKEN_CHARACTERS:,} letters, "
             "digits and marks of ASCII, without blanks"
         )
+    named = frozenset(name.lower() for name in names)
+    for name in named:
+        if not name or _host_name(name) != name or any(sign in name for sign in "/*@ "):
+            raise InputError(f"--name {name!r}: give a host's name alone, such as search.example.org")
+    if host in LOOPBACK and not named:  # else a proxy lets others in
+        return Rules(LOOPBACK, token, writable)
+    here = socket.gethostname().lower()
+    hosts = LOOPBACK | named | {host.lower(), here, f"{here}.local"}
+    generated = secrets.token_urlsafe(18) if writable else None
+    return Rules(hosts, token or generated, writable, addresses=host not in LOOPBACK)
 
 
-def _checked_name(name: str) -> str:
-    if not name or _host_name(name) != name.lower() or any(sign in name for sign in "/*@ "):
-        raise InputError(f"--name {name!r}: give a host's name alone, such as search.example.org")
-    return name.lower()
+class Refusal(Exception):  # noqa: N818  an answer, not a fault
+    """An answer sent instead of the application's: a status and a sentence."""
 
-
-class Refusal(NamedTuple):
-    """An answer in place of the application's."""
-
-    status: int
-    error: str
+    def __init__(self, status: int, error: str) -> None:
+        super().__init__(error)
+        self.status, self.error = status, error
 
     def response(self) -> JSONResponse:
         """Return the answer with all of its headers."""
-        headers = {**HEADERS, "connection": "close"}  # what was not read of the request is not to be taken for the next
+        headers = {**HEADERS, "connection": "close"}  # unread parts of the request must not pass for the next one
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         if self.status == 503:
@@ -129,162 +117,45 @@ class Refusal(NamedTuple):
 
 
 def refusal(method: str, headers: dict[str, str], rules: Rules, path: str = "/") -> Refusal | None:
-    """Say why a request is not to reach the application; None where it may."""
+    """Return why a request may not reach the application, or None where it may."""
     host = headers.get("host", "")
     name = _host_name(host)
     if name not in rules.hosts and not (rules.addresses and _is_address(name)):
         return Refusal(421, f"this server does not answer to the name {host[:100]!r}; hce serve --name adds one")
-    if method in READ_METHODS:
-        return _asked_by_another_site(host, headers)
-    if is_reading(method, path):
-        return _foreign(host, headers, "reading")
-    return _foreign(host, headers, "writing") or _unauthorised(headers, rules)
+    gets, reads = method in READ_METHODS, is_reading(method, path)
+    # Another site's page could not see an answer, but could have any number of them computed. A link may be followed.
+    is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    if not (gets and is_link) and not _is_same_site(host, headers):
+        return Refusal(403, f"{'reading' if reads else 'writing'} from another site's page is not allowed")
+    if gets:
+        return None
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if has_body and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return Refusal(415, "send the body as JSON, with the header Content-Type: application/json")
+    return None if reads else _unauthorized(headers, rules)
+
+
+def _unauthorized(headers: dict[str, str], rules: Rules) -> Refusal | None:
+    if not rules.writable:
+        return Refusal(403, "this server is read-only")
+    if rules.token is None:
+        return None
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), rules.token.encode()):
+        return None
+    return Refusal(401, "writing needs the token that hce serve printed, as the header Authorization: Bearer TOKEN")
 
 
 def is_reading(method: str, path: str) -> bool:
-    """Tell whether a request changes nothing, and so needs no token."""
+    """Return whether a request changes nothing, and so needs no token."""
     return method in READ_METHODS or (method == "POST" and path in READING_POSTS)
 
 
-class Guard:
-    """ASGI middleware: refuses by the rules, reads bodies up to their limit, and adds the headers of every answer."""
-
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
-        self.app = app
-        self.rules = rules
-        self._under_way = _UnderWay()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or let the application answer."""
-        if scope["type"] == "websocket":  # there are none here
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refused = refusal(scope["method"], headers, self.rules, scope["path"])
-        body: bytes | Refusal | None = b""
-        if refused is None and scope["method"] not in READ_METHODS:
-            body = await _body(headers, receive)
-        if refused is None and isinstance(body, Refusal):
-            refused = body
-        if refused is not None:
-            await refused.response()(scope, receive, send)
-        elif isinstance(body, bytes):  # else the asker has gone
-            await self._answer(scope, body, receive, send)
-
-    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Let the application answer until the deadline or the client leaves.
-
-        A write under way is not called off: it is carried out whole, and only its answer comes too late.
-        """
-        reads = is_reading(scope["method"], scope["path"])
-        seconds = READ_SECONDS if reads else WRITE_SECONDS
-        deadline = Deadline(seconds)
-        answer = _Answer(scope, receive, send, self._under_way)
-        gone = asyncio.ensure_future(_gone(receive))
-        work = asyncio.ensure_future(self._work(scope, _replayed(body, gone), answer, deadline if reads else None))
-        try:
-            await asyncio.wait({gone, work}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if answer.is_complete:
-                await work
-            elif not work.done() and not gone.done():
-                await answer.refuse(_too_late(seconds, reads))
-        except asyncio.CancelledError:  # the server has been stopped, and this took too long
-            await answer.refuse(Refusal(503, "the server is being stopped"))
-        finally:
-            deadline.call_off()
-            gone.cancel()
-            work.cancel()
-            with suppress(asyncio.CancelledError):
-                await work
-            self._under_way.bytes -= answer.bytes
-
-    async def _work(self, scope: Scope, receive: Receive, answer: _Answer, deadline: Deadline | None) -> None:
-        """Let the application answer; a bug goes to the log, not the client."""
-        try:
-            with deadline.around() if deadline else nullcontext():
-                await self.app(scope, receive, answer.send)
-        except DeadlineError:
-            await answer.refuse(_too_late(READ_SECONDS, True))
-        except (_TooLargeError, MemoryError):
-            await answer.refuse(Refusal(503, "there is no memory for this answer now; ask for less, or try again"))
-        except Exception:
-            logger.exception("a bug in hce; please report it")
-            if answer.has_begun:
-                raise
-            await answer.refuse(Refusal(500, "something went wrong in the server; its log says what"))
-
-
-class _TooLargeError(Exception):
-    """There are too many bytes of answers under way."""
-
-
-@dataclass
-class _UnderWay:
-    """How many bytes of answers, together, are made and not taken yet."""
-
-    bytes: int = 0
-
-
-class _Answer:
-    """An answer to a request, as far as it has been sent.
-
-    Attributes:
-        has_begun: whether any of the answer has been sent.
-        is_complete: whether all of the answer has been sent.
-        bytes: how many it counts for among those under way.
-    """
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send, under_way: _UnderWay) -> None:
-        self._scope, self._receive, self._send = scope, receive, send
-        self._under_way = under_way
-        self.has_begun = self.is_complete = False
-        self.bytes = 0
-
-    async def send(self, message: Message) -> None:
-        """Send a part of the answer, with the missing ones of `HEADERS`.
-
-        Raises:
-            _TooLargeError: too many bytes of other answers are under way; nothing of this one was sent.
-        """
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            self._count(int(headers.get("content-length", 0)))
-            for name, value in HEADERS.items():
-                headers.setdefault(name, value)
-        self.has_begun = True
-        await self._send(message)
-        self.is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-    def _count(self, size: int) -> None:
-        """Count the answer among those under way; a large one may go alone."""
-        others = self._under_way.bytes
-        if others and others + size > ANSWERS_BYTES:
-            raise _TooLargeError
-        self.bytes = size
-        self._under_way.bytes += size
-
-    async def refuse(self, refused: Refusal) -> None:
-        """Refuse the request, if nothing of an answer has been sent yet."""
-        if not self.has_begun:
-            await refused.response()(self._scope, self._receive, self.send)
-
-
-def _too_late(seconds: float, is_reading: bool) -> Refusal:
-    if is_reading:
-        return Refusal(504, f"the answer took longer than {seconds:.0f} s and was given up; ask for fewer documents")
-    return Refusal(
-        504, f"the write took longer than {seconds:.0f} s and may still be carried out; look before a second"
-    )
-
-
-async def _gone(receive: Receive) -> None:
-    """Wait until the asker goes."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _is_same_site(host: str, headers: dict[str, str]) -> bool:
+    """Return whether a request comes from our own page, or from no page."""
+    origin = headers.get("origin")
+    is_ours = origin is None or origin.partition("://")[2] == host
+    return is_ours and headers.get("sec-fetch-site", "none") in ("same-origin", "none")
 
 
 def _host_name(host: str) -> str:
@@ -297,79 +168,145 @@ def _host_name(host: str) -> str:
 
 def _is_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(name)
+        return bool(ipaddress.ip_address(name))
     except ValueError:
         return False
-    return True
 
 
-def _asked_by_another_site(host: str, headers: dict[str, str]) -> Refusal | None:
-    """Reject cross-site reads; allow top-level navigation.
+class Guard:
+    """ASGI middleware: applies the rules, reads bodies up to their limit, and adds the headers of every answer."""
 
-    Returns the reason, or None.
+    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+        self.app, self.rules = app, rules
+        self.bytes_under_way = 0  # of answers that are computed and not taken yet
 
-    Such a page could not see the answer, but have any number of them made.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or let the application answer."""
+        if scope["type"] == "websocket":  # there are none here
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            refused = refusal(scope["method"], headers, self.rules, scope["path"])
+            if refused is not None:
+                raise refused
+            body = b"" if scope["method"] in READ_METHODS else await _body(headers, receive)
+        except Refusal as refused:
+            await refused.response()(scope, receive, send)
+            return
+        if body is not None:  # else the client has left
+            await self._answer(scope, body, receive, send)
+
+    async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Let the application answer until the deadline or the client leaves; a write under way is completed."""
+        reads = is_reading(scope["method"], scope["path"])
+        seconds = READ_SECONDS if reads else WRITE_SECONDS
+        deadline, answer = Deadline(seconds), _Answer(self, scope, receive, send)
+        gone = asyncio.ensure_future(_gone(receive))
+        work = asyncio.ensure_future(self._work(scope, _replayed(body, gone), answer, deadline if reads else None))
+        try:
+            await asyncio.wait({gone, work}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if answer.is_complete:
+                await work
+            elif not work.done() and not gone.done():
+                await answer.refuse(504, _too_late(seconds, reads))
+        except asyncio.CancelledError:  # the server has been stopped, and this took too long
+            await answer.refuse(503, "the server is being stopped")
+        finally:
+            deadline.call_off()
+            gone.cancel()
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await work
+            self.bytes_under_way -= answer.bytes
+
+    async def _work(self, scope: Scope, receive: Receive, answer: _Answer, deadline: Deadline | None) -> None:
+        """Let the application answer; a bug goes to the log, not the client."""
+        try:
+            with deadline.around() if deadline else nullcontext():
+                await self.app(scope, receive, answer.send)
+        except DeadlineError:
+            await answer.refuse(504, _too_late(READ_SECONDS, True))
+        except MemoryError:
+            await answer.refuse(503, "there is no memory for this answer now; ask for less, or try again")
+        except Exception:
+            logger.exception("a bug in hce; please report it")
+            if answer.has_begun:
+                raise
+            await answer.refuse(500, "something went wrong in the server; its log says what")
+
+
+class _Answer:
+    """An answer as far as it has been sent, and how many of the bytes under way are its own."""
+
+    def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
+        self._guard, self._scope, self._receive, self._send = guard, scope, receive, send
+        self.has_begun = self.is_complete = False
+        self.bytes = 0
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer, with the missing ones of `HEADERS`.
+
+        Raises:
+            MemoryError: too many bytes of other answers are under way; a large one may go alone.
+        """
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            size, others = int(headers.get("content-length", 0)), self._guard.bytes_under_way
+            if others and others + size > ANSWERS_BYTES:
+                raise MemoryError
+            self.bytes = size
+            self._guard.bytes_under_way += size
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+        self.has_begun = True
+        await self._send(message)
+        self.is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+
+    async def refuse(self, status: int, error: str) -> None:
+        """Refuse the request, if nothing of an answer has been sent yet."""
+        if not self.has_begun:
+            await Refusal(status, error).response()(self._scope, self._receive, self.send)
+
+
+def _too_late(seconds: float, is_reading: bool) -> str:
+    if is_reading:
+        return f"the answer took longer than {seconds:.0f} s and was given up; ask for fewer documents"
+    return f"the write took longer than {seconds:.0f} s and may still be carried out; look before a second"
+
+
+async def _gone(receive: Receive) -> None:
+    """Wait until the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(headers: dict[str, str], receive: Receive) -> bytes | None:
+    """Read a request's body; None where the client left before its end.
+
+    Raises:
+        Refusal: it is too large or too slow.
     """
-    is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-    if is_link or _is_same_site(host, headers):
-        return None
-    return Refusal(403, "reading from another site's page is not allowed")
-
-
-def _is_same_site(host: str, headers: dict[str, str]) -> bool:
-    """Tell whether a request comes from our own page, or from none."""
-    origin = headers.get("origin")
-    is_ours = origin is None or origin.partition("://")[2] == host
-    return is_ours and headers.get("sec-fetch-site", "none") in ("same-origin", "none")
-
-
-def _foreign(host: str, headers: dict[str, str], what: str) -> Refusal | None:
-    """Say why a request with a body is refused that a browser sends for another site."""
-    if not _is_same_site(host, headers):
-        return Refusal(403, f"{what} from another site's page is not allowed")
-    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-    if has_body and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        return Refusal(415, "send the body as JSON, with the header Content-Type: application/json")
-    return None
-
-
-def _unauthorised(headers: dict[str, str], rules: Rules) -> Refusal | None:
-    """Say why a write is refused that brings no right to write."""
-    if not rules.writable:
-        return Refusal(403, "this server is read-only")
-    if rules.token is None:
-        return None
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), rules.token.encode()):
-        return None
-    return Refusal(401, "writing needs the token that hce serve printed, as the header Authorization: Bearer TOKEN")
-
-
-async def _body(headers: dict[str, str], receive: Receive) -> bytes | Refusal | None:
-    """Read a request's body, or return why it is refused.
-
-    It may be neither too large nor too slow, announced or not.
-
-    None where the asker has gone before all of it was there.
-    """
-    too_large = Refusal(413, f"a request can hold {BODY_BYTES // 2**20} MB at most; send the documents in parts")
     announced = headers.get("content-length", "0")
-    if announced.isdigit() and int(announced[:20]) > BODY_BYTES:
-        return too_large
+    is_too_large = announced.isdigit() and int(announced[:20]) > BODY_BYTES
     body = bytearray()
     try:
         with anyio.fail_after(BODY_SECONDS):
-            while True:
+            while not is_too_large:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return None
                 body += message.get("body", b"")
-                if len(body) > BODY_BYTES:
-                    return too_large
-                if not message.get("more_body", False):
+                is_too_large = len(body) > BODY_BYTES
+                if not is_too_large and not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError:
-        return Refusal(408, f"the request took longer than {BODY_SECONDS:.0f} s to arrive")
+        raise Refusal(408, f"the request took longer than {BODY_SECONDS:.0f} s to arrive") from None
+    raise Refusal(413, f"a request can hold {BODY_BYTES // 2**20} MB at most; send the documents in parts")
 
 
 def _replayed(body: bytes, gone: asyncio.Future[None]) -> Receive:

@@ -6,21 +6,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hce.errors import HceError, needs_extra
-from hce.web.api import NO_STORE, Served, ServedIndex
+from hce.web.api import NO_STORE, ServedIndex
 
 with needs_extra("web", "hce serve without --no-metrics"):
     from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
     from prometheus_client.core import GaugeMetricFamily
 
-PATH = "/metrics"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 VERDICTS = ("ok", "re-cluster", "retrain", "unknown")
-DRIFT_SECONDS = 600.0  # between two measurements that a monitor sets off
-GONE = "499"  # as nginx has it: the client left before there was an answer
+DRIFT_SECONDS = 600.0  # at least, between two measurements for a monitor
+GONE = "499"  # as in nginx: the client left before there was an answer
 NO_ROUTE = "none"  # of a path that does not exist, or a request that the guard refused
 
 
@@ -34,8 +33,12 @@ class Metrics:
         self.seconds = Histogram("hce_request_seconds", "Seconds to answer.", ["route"], registry=self._registry)
         self._registry.register(self)
 
+    def text(self) -> bytes:
+        """Return all of it as Prometheus reads it."""
+        return generate_latest(self._registry)
+
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the state of the index; nothing of a store that cannot be read now, so that requests still show."""
+        """Yield the state of the index; a store that cannot be read shows as down."""
         try:
             found = [*self._of_index()]
         except HceError:
@@ -47,10 +50,6 @@ class Metrics:
         for each in VERDICTS:
             verdict.add_metric([each], float(each == last))
         yield verdict
-
-    def text(self) -> bytes:
-        """Return all of it as Prometheus reads it."""
-        return generate_latest(self._registry)
 
     def _of_index(self) -> Iterator[GaugeMetricFamily]:
         part = self._site.index.state.derived.engine_part
@@ -86,25 +85,18 @@ class Metered:
         try:
             await self.app(scope, receive, noted)
         finally:
-            route = _route(scope)
+            # The template of the route, never the path: a monitor keeps each label for good.
+            found: Any = scope.get("route")
+            route = getattr(found, "path", "") or scope.get("root_path") or NO_ROUTE  # root_path: of mounted files
             self._metrics.requests.labels(route, code).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - start)
 
 
 def add_metrics(app: FastAPI, site: ServedIndex) -> None:
-    """Count the requests of an application, and answer at /metrics.
-
-    Call it after all other middleware is there.
-    """
+    """Count the requests of an application, outside all other middleware, and answer at /metrics."""
     metrics = Metrics(site)
     app.add_middleware(Metered, metrics=metrics)
 
-    @app.get(PATH, include_in_schema=False)
-    async def numbers(site: Served, request: Request) -> Response:
+    @app.get("/metrics", include_in_schema=False)
+    async def numbers() -> Response:
         return Response(await site.looks.run(metrics.text), headers=NO_STORE, media_type=TEXT)
-
-
-def _route(scope: Scope) -> str:
-    """Return the template of the route, never the path: a monitor keeps each label for good."""
-    route: Any = scope.get("route")
-    return getattr(route, "path", "") or scope.get("root_path") or NO_ROUTE  # the latter of mounted files

@@ -27,7 +27,7 @@ from hce.index.filters import compile_filter, parse_clauses
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.training.model_folder import ModelFacts
-from hce.web.schemas import NewDocuments
+from hce.web.api import NewDocuments
 from hce_lab.benchmarks.torture.samples import Samples
 from hce_lab.benchmarks.torture.tally import HANG, TRACEBACK, WRONG, Tally
 

@@ -1,4 +1,4 @@
-"""The map of the corpus in the API: its regions as JSON, its points as bytes, and where documents and queries lie."""
+"""The tree and the map of the corpus in the API."""
 
 from __future__ import annotations
 
@@ -10,26 +10,99 @@ from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import Response
 
 from hce.index.background import DocumentMap, MapReadiness
-from hce.index.tree import LiveTree, NotThereError
-from hce.web.api import LISTED_CHARACTERS, NO_STORE, Served, rendered
-from hce.web.schemas import ID_CHARACTERS, QUERY_CHARACTERS, TITLE_SHOWN, ErrorAnswer, Json
+from hce.index.tree import LiveTree, Node, NotThereError, Way
+from hce.web.api import ID_CHARACTERS, NO_STORE, QUERY_CHARACTERS, REFUSED, TITLE_SHOWN, Json, Served, answer, rendered
 
+TREE_LEVELS_AT_ONCE = 2
+CHILDREN_AT_ONCE = 500
 PLACES_AT_ONCE = 100
-STEPS_OF_A_PLACE = 65_535  # a place goes over the wire as two numbers of 16 bits
-Number = Annotated[int, Query(ge=1, le=2**32 - 1)]
+LISTED_CHARACTERS = 160
+STEPS_OF_A_PLACE = 65_535  # a coordinate is sent as a number of 16 bits
 
-router = APIRouter(responses={"4XX": {"model": ErrorAnswer, "description": "what is wrong with the request"}})
+Natural = Annotated[int, Query(ge=0)]
+Number = Annotated[int, Query(ge=1, le=2**32 - 1)]
+Text = Annotated[str | None, Query(min_length=1, max_length=QUERY_CHARACTERS, description="a query")]
+Id = Annotated[str, Query(max_length=ID_CHARACTERS)]
+
+router = APIRouter(responses=REFUSED)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A document in a list, with the beginning of its text."""
+
+    id: str
+    title: str
+    beginning: str
+
+
+@dataclass(frozen=True)
+class TreeAnswer:
+    """A node, what is below it, and in the last inner level some of its documents.
+
+    Attributes:
+        levels: the number of levels of nodes below the root; documents are one more.
+        path: the nodes from the root down to the parent of this one.
+    """
+
+    levels: int
+    tree: Node
+    path: list[Node]
+    documents: list[Listed] = field(default_factory=list)
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class WayAnswer:
+    """The way of a query or a document down the tree."""
+
+    query: str | None
+    id: str | None
+    way: Way
+
+
+@router.get("/api/tree", response_model=TreeAnswer)
+async def tree(
+    site: Served,
+    level: Natural = 0,
+    node: Natural = 0,
+    depth: Annotated[int, Query(ge=0, le=TREE_LEVELS_AT_ONCE, description="levels below it to give")] = 1,
+    most: Annotated[int, Query(ge=1, le=CHILDREN_AT_ONCE, description="children of each node, largest first")] = 60,
+    offset: Annotated[int, Query(ge=0, description="of the last inner level's documents")] = 0,
+) -> Json:
+    """Show a node of the tree, the nodes above it, and below it nodes, or in the last inner level documents."""
+    return await rendered(site.looks, _tree, site.tree, level, node, depth, most, offset)
+
+
+def _tree(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:
+    found = live.node(level, node, depth, most)
+    documents = live.documents(node, offset, most) if level == live.levels else []
+    listed = [Listed(each.id, each.title[:TITLE_SHOWN], each.text[:LISTED_CHARACTERS]) for each in documents]
+    return TreeAnswer(live.levels, found, live.above(level, node), listed, offset)
+
+
+@router.get("/api/tree/path", response_model=WayAnswer)
+async def tree_path(
+    site: Served,
+    q: Text = None,
+    id: Annotated[str | None, Query(min_length=1, max_length=ID_CHARACTERS, description="or a document")] = None,  # noqa: A002
+) -> Json:
+    """Show the way of a query down the tree, level by level, or a document's place in it."""
+    if (q is None) == (id is None):
+        raise HTTPException(400, "give either q, a query, or id, a document")
+    if q is not None:
+        way = await site.looks.run(site.tree.way_of_query, await site.queries.encode(q))
+    else:
+        way = await site.looks.run(site.tree.way_of_document, str(id))
+    return answer(WayAnswer(q, id, way))
+
+
+# ----------------------------------------------------------------------------------------------------- the map
 
 
 @dataclass(frozen=True)
 class MapLevel:
-    """The nodes of a level.
-
-    Attributes:
-        parents: the node above each, in the level above.
-        names: the words of each one's name.
-        sizes: how many documents are under each.
-    """
+    """The nodes of a level: the node above each, the words of each one's name, and how many documents it has."""
 
     parents: list[int]
     names: list[list[str]]
@@ -69,7 +142,7 @@ class MapDocument:
 
 @dataclass(frozen=True)
 class MapPlace:
-    """Where a document lies; x and y are within 0 and 1."""
+    """Where a document is; x and y are within 0 and 1."""
 
     id: str
     number: int
@@ -79,7 +152,7 @@ class MapPlace:
 
 @dataclass(frozen=True)
 class MapPlaces:
-    """Where documents lie, and where a document that says what a query says would."""
+    """Where documents are, and where a document with the text of a query would be."""
 
     documents: list[MapPlace]
     query: tuple[float, float] | None = None
@@ -107,16 +180,24 @@ async def documents(
     number: Annotated[list[Number], Query(min_length=1, max_length=PLACES_AT_ONCE, description="as in the points")],
 ) -> Json:
     """Return which documents some points are; those that are gone are left out."""
-    return await rendered(site.looks, _documents, site.tree, number)
+
+    def found() -> list[MapDocument]:
+        with site.index.state.reading() as reader:
+            there = reader.documents(number)
+        pairs = ((each, there[each]) for each in number if each in there)
+        return [
+            MapDocument(each, found.id, found.title[:TITLE_SHOWN], found.text[:LISTED_CHARACTERS])
+            for each, found in pairs
+        ]
+
+    return await rendered(site.looks, found)
 
 
 @router.get("/api/map/places", response_model=MapPlaces)
 async def places(
     site: Served,
-    q: Annotated[str | None, Query(min_length=1, max_length=QUERY_CHARACTERS, description="a query")] = None,
-    id: Annotated[  # noqa: A002
-        list[Annotated[str, Query(max_length=ID_CHARACTERS)]], Query(max_length=PLACES_AT_ONCE, description="documents")
-    ] = [],  # noqa: B006
+    q: Text = None,
+    id: Annotated[list[Id], Query(max_length=PLACES_AT_ONCE, description="documents")] = [],  # noqa: A002, B006
 ) -> Json:
     """Return where a query and documents are.
 
@@ -162,15 +243,6 @@ def _points(drawing: DocumentMap) -> bytes:
         drawn = drawing.at(reader).drawn
     steps = np.round(np.clip(drawn.places, 0, 1) * STEPS_OF_A_PLACE)
     return drawn.numbers.astype("<u4").tobytes() + steps.astype("<u2").tobytes() + drawn.nodes.astype("<u2").tobytes()
-
-
-def _documents(live: LiveTree, numbers: list[int]) -> list[MapDocument]:
-    with live.index.state.reading() as reader:
-        found = reader.documents(numbers)
-    there = ((number, found[number]) for number in numbers if number in found)
-    return [
-        MapDocument(number, each.id, each.title[:TITLE_SHOWN], each.text[:LISTED_CHARACTERS]) for number, each in there
-    ]
 
 
 def _places(drawing: DocumentMap, vector: np.ndarray | None, ids: list[str]) -> MapPlaces:
