@@ -30,8 +30,8 @@ from hce.processes import of_the_first, working_together
 from hce.progress import progress_bar
 from hce.search.shares import Calibration
 from hce.training.heldout import DevSet, mean_ndcg, means
-from hce.training.model_folder import Epoch, best_epoch
-from hce.training.pairs import LabeledPairs, Sources
+from hce.training.model_folder import DevQuery, Epoch, best_epoch
+from hce.training.pairs import Sources
 from hce.training.recipe import Recipe
 from hce.training.state import CheckpointFolder, TrainingRun, unfinished_run
 from hce.training.steps import Trainer
@@ -76,26 +76,35 @@ class TrainResult:
     stages: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-class Fit(NamedTuple):
+@dataclass(frozen=True)
+class Fit:
     """A result, and what the companions of its encoder are fitted and chosen by.
 
     Attributes:
         result: what `hce.train` returns, if nothing else is done.
-        measured: positions of the documents that the held-out queries are made of; none where these are labeled.
+        sources: the pairs, and the documents that the held-out queries are made of.
         devset: the held-out queries.
         ndcg_before: NDCG@10 of each of them, by kind, by the encoder as it was given.
         ndcg_after: the same, by the encoder of the result.
         vectors: the documents' by the encoder of the result, of shape (N, n); None where nobody has encoded them.
-        pairs: the labels that were trained on; None without any.
     """
 
     result: TrainResult
-    measured: np.ndarray
+    sources: Sources
     devset: DevSet
     ndcg_before: dict[str, np.ndarray]
     ndcg_after: dict[str, np.ndarray]
     vectors: np.ndarray | None = None
-    pairs: LabeledPairs | None = None
+
+    def dev_queries(self) -> list[DevQuery]:
+        """List the held-out queries with their NDCG@10, for a report of what changed."""
+        return [
+            DevQuery(queries.kind, text, round(float(old), 4), round(float(new), 4))
+            for queries in self.devset.panel
+            for text, old, new in zip(
+                *(queries.texts, self.ndcg_before[queries.kind], self.ndcg_after[queries.kind]), strict=True
+            )
+        ]
 
 
 def co_train(
@@ -110,7 +119,19 @@ def co_train(
     progress: bool = False,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> Fit:
-    """Run Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them."""
+    """Run Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them.
+
+    Args:
+        corpus: the documents.
+        encoder: F0; its weights are changed in place.
+        sources: where pairs come from.
+        devset: what decides.
+        recipe: the settings.
+        ndcg_before: NDCG@10 of each held-out query, by kind, by the encoder as it was given, for the result.
+        checkpoints: where to keep the state; what an earlier, unfinished run left there is continued.
+        progress: show a bar.
+        on_epoch: called with each `Epoch` as it is finished.
+    """
     start_weights = weights_of(encoder)
     trainer = Trainer(corpus, encoder, sources, recipe)
     run = unfinished_run(trainer, checkpoints)
@@ -118,25 +139,30 @@ def co_train(
         run = _begin(trainer, devset, checkpoints)
         run.save()
         on_epoch(run.history[0])
-    while run.counters.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
+    is_broken = False
+    while not is_broken and run.counters.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
         began = time.perf_counter()
-        if not _optimize(run, progress):
-            return _finish(run, start_weights, sources, devset, ndcg_before, is_broken=True)
-        losses, accuracy = run.counters.close_epoch()
-        epoch = Epoch(run.counters.epoch, _measure(devset, encoder), losses, accuracy)
-        if epoch.metric > run.best_metric:  # a better representation was found
-            run.best_weights, run.best_metric = weights_of(encoder), epoch.metric
-            needs_vectors = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
-            if recipe.cotrain and needs_vectors and run.counters.epoch < recipe.epochs:
-                epoch = _recluster(run, epoch)
-        run.history.append(replace(epoch, seconds=round(time.perf_counter() - began, 3)))
-        run.save()
-        on_epoch(run.history[-1])
-    return _finish(run, start_weights, sources, devset, ndcg_before)
+        is_broken = not _optimize(run, progress)
+        if not is_broken:
+            losses, accuracy = run.counters.close_epoch()
+            epoch = Epoch(run.counters.epoch, _measure(devset, encoder), losses, accuracy)
+            if epoch.metric > run.best_metric:  # a better representation was found
+                run.best_weights, run.best_metric = weights_of(encoder), epoch.metric
+                needs_vectors = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
+                if recipe.cotrain and needs_vectors and run.counters.epoch < recipe.epochs:
+                    epoch = _recluster(run, epoch)
+            run.history.append(replace(epoch, seconds=round(time.perf_counter() - began, 3)))
+            run.save()
+            on_epoch(run.history[-1])
+    return _finish(run, start_weights, sources, devset, ndcg_before, is_broken=is_broken)
 
 
 def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, clustering_number: int) -> Hierarchy:
-    """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone."""
+    """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone.
+
+    `clustering_number` is added to the seed: 0 for the first clustering of a run, e for that after epoch e, epochs + 1
+    for that of the weights to return.
+    """
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
     with working_together():
@@ -199,7 +225,7 @@ def _finish(
     devset: DevSet,
     ndcg_before: dict[str, np.ndarray],
     *,
-    is_broken: bool = False,
+    is_broken: bool,
 ) -> Fit:
     """Choose the weights to return, never broken ones (NaN), grow their tree and measure them."""
     encoder, recipe, history = run.trainer.encoder, run.trainer.recipe, run.history
@@ -223,8 +249,7 @@ def _finish(
         recipe=recipe,
         held_out=sources.held_out,
     )
-    pairs = sources.supervised if isinstance(sources.supervised, LabeledPairs) else None
-    return Fit(result, sources.measured, devset, ndcg_before, ndcg_after, vectors, pairs)
+    return Fit(result, sources, devset, ndcg_before, ndcg_after, vectors)
 
 
 def _encode_and_cluster(
@@ -277,26 +302,18 @@ def load_kept(
     devset: DevSet,
     recipe: Recipe,
 ) -> Mix:
-    """Set the encoder's weights to those that the recipe keeps."""
-    best_number, last_number = best_epoch(history), history[-1].epoch
-    weights = {best_number: best_weights, last_number: weights_of(encoder)}
-    if recipe.keep == "mix":
-        trained_by_epoch = {epoch: weights[epoch] for epoch in epochs_by_trust(best_number, last_number, devset)}
-        return load_best_mix(encoder, start_weights, trained_by_epoch, devset, recipe)
-    number = last_number if recipe.keep == "last" else best_number
-    mix = Mix(float(number > 0), number)
-    load_mix(encoder, start_weights, weights[number], mix.share)
-    return mix
-
-
-def epochs_by_trust(best_number: int, last_number: int, devset: DevSet) -> list[int]:
-    """List the epochs whose weights may be mixed with F0, the most trusted first.
-
-    Where no epoch beat F0, the last one's are mixed with it: part of the way may be better where all of it was too far.
-    """
-    if best_number in (0, last_number):
-        return [last_number]
-    return [last_number, best_number] if devset.is_labeled else [best_number]
+    """Set the weights of an encoder, which are those of the last epoch, to those that the recipe keeps."""
+    best, last = best_epoch(history), history[-1].epoch
+    weights = {best: best_weights, last: weights_of(encoder)}
+    if recipe.keep != "mix":
+        number = last if recipe.keep == "last" else best
+        mix = Mix(float(number > 0), number)
+        load_mix(encoder, start_weights, weights[number], mix.share)
+        return mix
+    trusted = [last, best] if devset.is_labeled else [best]
+    if best in (0, last):  # if no epoch beat F0, part of the way may be better where all of it was too far
+        trusted = [last]
+    return load_best_mix(encoder, start_weights, {epoch: weights[epoch] for epoch in trusted}, devset, recipe)
 
 
 def load_best_mix(
@@ -306,7 +323,10 @@ def load_best_mix(
     devset: DevSet,
     recipe: Recipe,
 ) -> Mix:
-    """Set the encoder's weights to the best mix with one of some trained ones."""
+    """Set the encoder's weights to the best mix of F0 and F′, the weights of one of some epochs.
+
+    The most trusted epoch comes first: it is chosen where labeled queries do not clearly say otherwise.
+    """
     trust = list(trained_by_epoch)
     load_mix(encoder, start_weights, trained_by_epoch[trust[0]], 0.0)
     unmixed = devset.ndcg(encoder)
@@ -320,8 +340,9 @@ def load_best_mix(
     chosen = Mix(0.0, trust[0])
     if ndcg_by_mix:
         best = max(ndcg_by_mix, key=lambda each: mean_ndcg(ndcg_by_mix[each]))
-        if devset.is_labeled:
-            chosen = _most_trusted(ndcg_by_mix, ndcg_by_mix[best], trust)
+        if devset.is_labeled:  # of those not clearly worse than the best, the most trusted epoch's with the largest λ
+            by_trust = sorted(ndcg_by_mix, key=lambda each: (trust.index(each.epoch), -each.share))
+            chosen = next(each for each in by_trust if not is_clear_gain(ndcg_by_mix[each], ndcg_by_mix[best]))
         elif encoder.is_table or is_clear_gain(unmixed, ndcg_by_mix[best]):
             chosen = best
     agreed = of_the_first({"share": chosen.share, "epoch": float(chosen.epoch)}, encoder.device)
@@ -330,21 +351,9 @@ def load_best_mix(
     return chosen
 
 
-def _most_trusted(
-    ndcg_by_mix: dict[Mix, dict[str, np.ndarray]], best_ndcg: dict[str, np.ndarray], trust: list[int]
-) -> Mix:
-    """Return, of mixes not clearly worse than the best, the most trusted epoch's with the largest λ."""
-    by_trust = sorted(ndcg_by_mix, key=lambda each: (trust.index(each.epoch), -each.share))
-    return next(each for each in by_trust if not is_clear_gain(ndcg_by_mix[each], best_ndcg))
-
-
 def mixes(recipe: Recipe, devset: DevSet) -> list[float]:
-    """List the λ to choose from.
-
-    Pseudo-queries call more of the way good than people's queries do.
-    """
-    limit = 1.0 if devset.is_labeled else recipe.mix_limit
-    return [mix for mix in MIXES if mix <= limit]
+    """List the λ to choose from; pseudo-queries call more of the way good than people's queries do."""
+    return [mix for mix in MIXES if mix <= (1.0 if devset.is_labeled else recipe.mix_limit)]
 
 
 def load_mix(
@@ -359,7 +368,7 @@ def load_mix(
 
 
 def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> bool:
-    """Return whether the mean over kinds rose by more than two standard errors of the paired differences.
+    """Return whether the mean over kinds of NDCG@10 rose by more than two standard errors of the paired differences.
 
     Nothing is clear where a kind has a single query, whose difference may be anything.
     """

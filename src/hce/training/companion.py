@@ -27,7 +27,8 @@ from hce.processes import take_weights_of_the_first
 from hce.search.shares import Calibration
 from hce.training.calibration import calibrate, usual_shares
 from hce.training.co_training import Fit, cluster_corpus
-from hce.training.heldout import DevSet, joined_dev_vectors, means, pseudo_devset
+from hce.training.heldout import DevSet, means, pseudo_devset
+from hce.training.pairs import LabeledPairs
 from hce.training.query_map import with_query_map
 from hce.training.query_mean import QueryMean
 from hce.training.questions import (
@@ -58,36 +59,79 @@ def with_companions(
     log: Sequence[str] | QueryMean = (),
     progress: bool,
 ) -> Fit:
-    """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search."""
-    was_trained = encoder is learned.result.encoder
-    devset = learned.devset if was_trained else _few_queries(learned.devset, learned.measured, learned.result.recipe)
-    questions = _questions(corpus, devset, learned)
+    """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search.
+
+    Args:
+        corpus: the documents.
+        encoder: the one that was trained, or, if only a companion was, the transformer as given.
+        learned: what came of training.
+        tables: token tables that were trained, at most one.
+        run_folder: where an unfinished run keeps its state, if it does.
+        log: queries that people asked, or their mean by this encoder.
+        progress: show a bar.
+    """
+    recipe, sources, was_trained = learned.result.recipe, learned.sources, encoder is learned.result.encoder
+    if not was_trained:
+        learned = replace(learned, devset=_few_queries(learned.devset, sources.measured, recipe), vectors=None)
+    devset = learned.devset
+    questions = _questions(corpus, learned)
     tokens = PoolTokens.of(encoder, corpus, questions)
-    vectors = _vectors(corpus, encoder, learned, tokens, run_folder, progress=progress)
+    vectors = learned.vectors
+    if vectors is None:
+        vectors = encode_corpus(
+            *(encoder, corpus, run_folder and run_folder / "encoded"),
+            replace=True,
+            progress=progress and not encoder.is_table,
+            on_tokens=tokens.keep_text if tokens else None,
+        )
     given = encoder
-    if learned.pairs is not None and devset.is_labeled and not (log or given.is_table):
-        encoder = with_query_map(given, vectors, learned.pairs, devset, learned.result.recipe.seed)
-    companions, chosen_by = _companions(corpus, encoder, tables, learned.measured, learned.result.recipe)
-    pool_vectors = vectors[questions.pool] if questions else vectors[:0]
-    parts = encoded_parts(questions, corpus, [encoder, *chosen_by], pool_vectors, tokens)
+    if isinstance(sources.supervised, LabeledPairs) and devset.is_labeled and not (log or given.is_table):
+        encoder = with_query_map(given, vectors, sources.supervised, devset, recipe.seed)
+    companions, chosen_by = _companions(corpus, encoder, tables, sources.measured, recipe)
+    parts = encoded_parts(
+        *(questions, corpus, [encoder, *chosen_by], vectors[questions.pool] if questions else vectors[:0], tokens)
+    )
     centers = _centers(parts, vectors, encoder)
-    calibration = _calibration(corpus, encoder, learned.result.recipe, questions, parts, centers, tokens)
+    calibration = _calibration(corpus, encoder, recipe, questions, parts, centers, tokens)
     share = calibration.shares.companions
     if log and not encoder.is_table:
         centers = log_centers(log if isinstance(log, QueryMean) else QueryMean.of(log, encoder), vectors)
     elif not share:
         centers = None
     accompanied = accompany(encoder, companions, share, centers)
-    learned = learned._replace(result=replace(learned.result, calibration=calibration))
+    result = replace(learned.result, calibration=calibration)
     if accompanied is given and was_trained:
-        return learned
-    return _measured(corpus, learned, devset, (given, encoder, accompanied), chosen_by, vectors)
+        return replace(learned, result=result)
+    # Measured with words that were fitted without the documents that the held-out queries are made of.
+    alone = devset.ndcg(encoder, vectors)
+    before = devset.ndcg(given, vectors) if encoder is not given else alone
+    judged = accompany(encoder, chosen_by, share, centers)
+    after = alone
+    if judged is not encoder:
+        after = devset.ndcg(judged, pool_vectors=_beside(judged, vectors[devset.pool], devset.pool_texts()))
+    stages = {} if encoder is given else {"labels": means(alone)}
+    if was_trained:
+        before, stages = learned.ndcg_before, {**result.stages, **stages}
+    if share:
+        stages["companions"] = means(after)
+    vectors = _corpus_beside(corpus, accompanied, vectors)
+    result = replace(
+        result,
+        encoder=accompanied,
+        hierarchy=cluster_corpus(vectors, recipe, encoder, recipe.epochs + 1),
+        mix=result.mix if was_trained or share else float(encoder is not given),
+        before=means(before),
+        after=means(after),
+        metric=devset.metric_name,
+        stages=stages,
+    )
+    return Fit(result, sources, devset, before, after)
 
 
 def without_companions(corpus: Corpus, learned: Fit) -> Fit:
     """Calibrate how much words and tokens count in a search by the encoder that was trained."""
     result, encoder = learned.result, learned.result.encoder
-    questions = _questions(corpus, learned.devset, learned)
+    questions = _questions(corpus, learned)
     if questions is None:
         return learned
     tokens = PoolTokens.of(encoder, corpus, questions)
@@ -97,27 +141,14 @@ def without_companions(corpus: Corpus, learned: Fit) -> Fit:
         vectors = encode_corpus(encoder, corpus.only(questions.pool), on_tokens=tokens.keep_text if tokens else None)
     parts = encoded_parts(questions, corpus, [encoder], vectors, tokens)
     calibration = _calibration(corpus, encoder, result.recipe, questions, parts, None, tokens)
-    return learned._replace(result=replace(result, calibration=calibration))
+    return replace(learned, result=replace(result, calibration=calibration))
 
 
-def _vectors(
-    corpus: Corpus,
-    encoder: Encoder,
-    learned: Fit,
-    tokens: PoolTokens | None,
-    run_folder: Path | None,
-    *,
-    progress: bool,
-) -> np.ndarray:
-    """Return the corpus's vectors by the first part, encoded unless training has left them, of shape (N, n₁)."""
-    if encoder is learned.result.encoder and learned.vectors is not None:
-        return learned.vectors
-    return encode_corpus(
-        *(encoder, corpus, run_folder and run_folder / "encoded"),
-        replace=True,
-        progress=progress and not encoder.is_table,
-        on_tokens=tokens.keep_text if tokens else None,
-    )
+def _questions(corpus: Corpus, learned: Fit) -> Questions | None:
+    """Return people's held-out queries, or questions cut out of documents that were held out of training."""
+    if learned.devset.is_labeled:
+        return labeled_questions(learned.devset)
+    return cut_questions(corpus, learned.result.recipe.seed, learned.sources.measured)
 
 
 def _calibration(
@@ -138,48 +169,6 @@ def _calibration(
         language=recipe.language,
         similarities=tokens.similarities if tokens else None,
     )
-
-
-def _measured(
-    corpus: Corpus,
-    learned: Fit,
-    devset: DevSet,
-    encoders: tuple[Encoder, Encoder, Encoder],
-    chosen_by: Sequence[Encoder],
-    vectors: np.ndarray,
-) -> Fit:
-    """Return the fit of an encoder with its companions or centers: its dev measures and its tree."""
-    result, (given, encoder, accompanied) = learned.result, encoders
-    was_trained, has_companions = given is result.encoder, len(accompanied.shares) > 1
-    alone = devset.encode(encoder, vectors)
-    ndcg_after = ndcg_moved = devset.ndcg_of(alone)
-    ndcg_before = ndcg_moved if encoder is given else devset.ndcg(given, vectors)
-    if was_trained:
-        ndcg_before = learned.ndcg_before
-    if accompanied is not encoder:
-        dev_parts = [alone, *(devset.encode(each, zeros=True) for each in chosen_by if has_companions)]
-        ndcg_after = devset.ndcg_of(joined_dev_vectors(dev_parts, accompanied.shares, accompanied.centres))
-        vectors = _vectors_beside(corpus, accompanied, vectors)
-    stages = dict(result.stages) if was_trained else {}
-    stages |= {} if encoder is given else {"labels": means(ndcg_moved)}
-    result = replace(
-        result,
-        encoder=accompanied,
-        hierarchy=cluster_corpus(vectors, result.recipe, encoder, result.recipe.epochs + 1),
-        mix=result.mix if was_trained or has_companions else float(encoder is not given),
-        before=means(ndcg_before),
-        after=means(ndcg_after),
-        metric=devset.metric_name,
-        stages={**stages, "companions": means(ndcg_after)} if has_companions else stages,
-    )
-    return Fit(result, learned.measured, devset, ndcg_before, ndcg_after)
-
-
-def _questions(corpus: Corpus, devset: DevSet, learned: Fit) -> Questions | None:
-    """Return people's held-out queries, or questions cut out of documents that were held out of training."""
-    if devset.is_labeled:
-        return labeled_questions(devset)
-    return cut_questions(corpus, learned.result.recipe.seed, learned.measured)
 
 
 def _companions(
@@ -239,15 +228,19 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
     return [Encoder(table, "words of the corpus", device=encoder.device)]
 
 
-def _vectors_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
+def _beside(encoder: Encoder, rows: np.ndarray, texts: list[str]) -> np.ndarray:
+    """Return the vectors of texts by an encoder with companions, given their rows by its first part."""
+    others = [each.encode(texts, zeros=True) for each in encoder.parts[1:]]
+    return joined_rows([rows, *others], encoder.shares, None if encoder.centres is None else encoder.centres[1])
+
+
+def _corpus_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
     """Return the corpus's vectors by an encoder with companions, given those of its first part, of shape (N, n₁)."""
     if len(encoder.shares) == 1 and encoder.centres is None:
         return vectors
-    centre, companions = None if encoder.centres is None else encoder.centres[1], encoder.parts[1:]
 
     def encode(rows: np.ndarray, texts: list[str]) -> np.ndarray:
-        others = [each.encode(texts, zeros=True) for each in companions]
-        return joined_rows([vectors[rows], *others], encoder.shares, centre)
+        return _beside(encoder, vectors[rows], texts)
 
     return encode_among_processes(corpus, encode, encoder.dim, encoder.device)
 

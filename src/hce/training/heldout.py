@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from hce.data.documents import Document
 from hce.data.judgments import Qrels, Query
 from hce.data.text import Span, cut_span
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import joined_rows
 from hce.errors import InputError
 from hce.search.exact import nearest, score_blocks
 from hce.training.model_folder import mean_over_kinds
@@ -49,39 +47,6 @@ class DevQueries:
     variants: list[str] | None = None
 
 
-class DevVectors(NamedTuple):
-    """A dev set as an encoder sees it.
-
-    Attributes:
-        pool_vectors: of the pool's documents, of shape (pool, n).
-        query_vectors: for each kind, of shape (queries, n).
-        variant_vectors: for each kind those of `DevQueries.variants`, of shape (queries, n), or None.
-    """
-
-    pool_vectors: np.ndarray
-    query_vectors: list[np.ndarray]
-    variant_vectors: list[np.ndarray | None]
-
-
-def joined_dev_vectors(
-    parts: Sequence[DevVectors], shares: Sequence[float], centres: np.ndarray | None = None
-) -> DevVectors:
-    """Put the vectors of several encoders side by side, as `Encoder.beside` does."""
-    query_centre, document_centre = (None, None) if centres is None else centres
-    query_vectors = [
-        joined_rows(arrays, shares, query_centre)
-        for arrays in zip(*(part.query_vectors for part in parts), strict=True)
-    ]
-    variant_vectors = [
-        None
-        if arrays[0] is None
-        else joined_rows([array for array in arrays if array is not None], shares, document_centre)
-        for arrays in zip(*(part.variant_vectors for part in parts), strict=True)
-    ]
-    pool_vectors = joined_rows([part.pool_vectors for part in parts], shares, document_centre)
-    return DevVectors(pool_vectors, query_vectors, variant_vectors)
-
-
 @dataclass(frozen=True)
 class DevSet:
     """A pool of documents and the queries to find them by.
@@ -103,37 +68,28 @@ class DevSet:
         """Whether the queries are people's, and not made of the documents."""
         return self.panel[0].kind == LABELED
 
+    def pool_texts(self) -> list[str]:
+        """Return the texts that are searched."""
+        return [self.corpus[position].full_text for position in self.pool.tolist()]
+
     def measure(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
         """Measure NDCG@10 for each kind; the arguments are those of `ndcg`."""
         return means(self.ndcg(encoder, vectors))
 
-    def ndcg(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """Measure NDCG@10 for each query of each kind, of shape (queries,)."""
-        return self.ndcg_of(self.encode(encoder, vectors))
+    def ndcg(
+        self, encoder: Encoder, vectors: np.ndarray | None = None, *, pool_vectors: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Measure NDCG@10 for each query of each kind, of shape (queries,).
 
-    def encode(self, encoder: Encoder, vectors: np.ndarray | None = None, *, zeros: bool = False) -> DevVectors:
-        """Encode the pool and the queries.
-
-        The arguments are those of `ndcg` and of `Encoder.encode`.
+        `vectors` are those of the corpus by this encoder, and `pool_vectors` those of the pool, if they are known.
         """
-        if vectors is None:
-            texts = [self.corpus[position].full_text for position in self.pool.tolist()]
-            pool_vectors = encoder.encode(texts, zeros=zeros)
-        else:
-            pool_vectors = np.asarray(vectors[self.pool])
-        query_vectors = [encoder.encode(each.texts, "query", zeros=zeros) for each in self.panel]
-        variant_vectors = [
-            None if each.variants is None else encoder.encode(each.variants, zeros=zeros) for each in self.panel
-        ]
-        return DevVectors(pool_vectors, query_vectors, variant_vectors)
-
-    def ndcg_of(self, encoded: DevVectors) -> dict[str, np.ndarray]:
-        """Measure NDCG@10 of each query of each kind by vectors of `encode`."""
-        kinds = zip(self.panel, encoded.query_vectors, encoded.variant_vectors, strict=True)
-        return {
-            each.kind: _ndcg(encoded.pool_vectors, each, query_vectors, variant_vectors)
-            for each, query_vectors, variant_vectors in kinds
-        }
+        if pool_vectors is None:
+            pool_vectors = encoder.encode(self.pool_texts()) if vectors is None else np.asarray(vectors[self.pool])
+        ndcg = {}
+        for each in self.panel:
+            variants = None if each.variants is None else encoder.encode(each.variants)
+            ndcg[each.kind] = _ndcg(pool_vectors, each, encoder.encode(each.texts, "query"), variants)
+        return ndcg
 
 
 def means(ndcg: Mapping[str, np.ndarray]) -> dict[str, float]:

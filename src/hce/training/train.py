@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,10 +34,10 @@ from hce.processes import (
 from hce.training.co_training import Fit, TrainResult, co_train
 from hce.training.companion import with_companions, without_companions
 from hce.training.heldout import LABELED, DevSet, means
-from hce.training.model_folder import DevQuery, Epoch, gains, mean_over_kinds, save_model
+from hce.training.model_folder import Epoch, gains, mean_over_kinds, save_model
 from hce.training.pairs import LabelSets, documents_to_learn, sources_and_devset
 from hce.training.query_mean import QueryMean
-from hce.training.recipe import Precision, Recipe, Supervision, WhatIsTrained, recipe_of_table
+from hce.training.recipe import Recipe, recipe_of_table
 from hce.training.state import CheckpointFolder
 from hce.training.steps import only_upper_layers
 from hce.tree.names import name_nodes
@@ -96,10 +96,8 @@ def train(
     recipe = _settled(recipe, corpus, given, pairs or generated)
     label_sets = LabelSets(pairs, generated, dev, log if isinstance(log, QueryMean) else tuple(log))
     corpus = documents_to_learn(corpus, recipe, (pairs, generated, dev))
-    _refuse_impossible(corpus, given, recipe)
-    _warn_of_poor_data(corpus, recipe)
-    _check_log(log, given, recipe)
-    warn_of_language(corpus, given.name)
+    _refuse_impossible(corpus, given, recipe, log)
+    _warn_of_poor_data(corpus, given, recipe, log)
     run_folder = None if output is None else unfinished(output)
     if process_count() > 1:
         require_alike(_identity(corpus, given, label_sets, recipe))
@@ -110,7 +108,7 @@ def train(
     if output is not None and run_folder is not None and is_first_process():
         if result.hierarchy.levels:
             result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts(), progress=progress)
-        save_model(result, corpus, output, _before_and_after(fit), label_files or {})
+        save_model(result, corpus, output, fit.dev_queries(), label_files or {})
         delete_whole(run_folder)
     return result
 
@@ -138,34 +136,21 @@ class _Training(NamedTuple):
 
     def run(self) -> Fit:
         """Train what the recipe says, and put companions next to the encoder where it says so."""
+        tables = []
         if self.recipe.train == "encoder":
             return without_companions(self.corpus, self._fit(self.given))
-        if self.recipe.train == "companion":
-            return self._companion()
-        return self._table_and_words() if self.given.is_table else self._transformer_and_companion()
-
-    def _companion(self) -> Fit:
-        """Train a transformer's token table, and put it next to the transformer, which stays unchanged."""
-        fit = self._fit(self.given.token_table())
-        return self._accompanied(self.given, fit, [fit.result.encoder])
-
-    def _table_and_words(self) -> Fit:
-        """Train a token table, whose only companion is the corpus's words."""
-        fit = self._fit(self.given)
-        return self._accompanied(fit.result.encoder, fit, [])
-
-    def _transformer_and_companion(self) -> Fit:
-        """Train a transformer, and a table of the tokens that it had before."""
-        table = self.given.token_table()
-        fit = self._fit(self.given)
-        of_table = self._replace(
-            recipe=recipe_of_table(self.recipe, len(self.corpus)),
-            run_folder=self.run_folder and self.run_folder / "table",
-            on_epoch=lambda epoch: None,
-        )
-        return self._accompanied(fit.result.encoder, fit, [of_table._fit(table).result.encoder])
-
-    def _accompanied(self, encoder: Encoder, fit: Fit, tables: list[Encoder]) -> Fit:
+        if self.recipe.train == "companion":  # a token table next to the transformer, which stays unchanged
+            fit, encoder = self._fit(self.given.token_table()), self.given
+            tables = [fit.result.encoder]
+        elif self.given.is_table:
+            fit = self._fit(self.given)
+            encoder = fit.result.encoder
+        else:  # a transformer, and a table of the tokens that it had before
+            table, fit = self.given.token_table(), self._fit(self.given)
+            encoder = fit.result.encoder
+            recipe, folder = recipe_of_table(self.recipe, len(self.corpus)), self.run_folder
+            of_table = self._replace(recipe=recipe, run_folder=folder and folder / "table", on_epoch=lambda epoch: None)
+            tables = [of_table._fit(table).result.encoder]
         log = self.label_sets.log
         return with_companions(self.corpus, encoder, fit, tables, self.run_folder, log=log, progress=self.progress)
 
@@ -188,13 +173,13 @@ class _Training(NamedTuple):
                 on_epoch=self.on_epoch,
             )
         if start.dtype != getattr(torch, recipe.precision):  # in which the vectors were computed
-            fit = fit._replace(vectors=None)
+            fit = replace(fit, vectors=None)
         stages = {} if start is given else {"fitting": fit.result.history[0].dev}
         if fit.result.mix:
             stages["training"] = fit.result.after
         if not stages:  # nothing changed, and so no measure does
-            return fit._replace(result=replace(fit.result, after=fit.result.before), ndcg_after=ndcg_before)
-        return fit._replace(result=replace(fit.result, stages=stages))
+            return replace(fit, result=replace(fit.result, after=fit.result.before), ndcg_after=ndcg_before)
+        return replace(fit, result=replace(fit.result, stages=stages))
 
 
 def start_encoder(
@@ -231,51 +216,22 @@ def improvement(result: TrainResult) -> str:
 def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe:
     """Return the recipe with everything decided that was left open."""
     recipe = recipe or Recipe.for_encoder(static=encoder.is_table, documents=len(corpus))
-    return replace(
-        recipe,
-        mode=_supervision(recipe, labels),
-        train=_what_is_trained(recipe, encoder),
-        precision=_precision(recipe, encoder),
-    )
-
-
-def _check_log(log: Sequence[str] | QueryMean, given: Encoder, recipe: Recipe) -> None:
-    """Warn if a log changes nothing."""
-    if log and (given.is_table or recipe.train == "encoder"):
-        logger.warning("the log of queries changes nothing: it does not center %s", given.name)
-    elif isinstance(log, QueryMean) and log.encoder != given.fingerprint:
-        raise InputError(f"the mean of queries is of another encoder than {given.name}; give the queries themselves")
-
-
-def _what_is_trained(recipe: Recipe, encoder: Encoder) -> WhatIsTrained:
     if recipe.train == "companion" and encoder.is_table:
         raise InputError(f"{encoder.name} is a table itself: train the encoder, or both")
-    if recipe.train == "auto":
-        return "both" if encoder.is_table else "companion"
-    return recipe.train
-
-
-def _supervision(recipe: Recipe, labels: Labels | None) -> Supervision:
-    if recipe.mode == "auto":
-        return "unsupervised" if labels is None else "joint"
-    if recipe.mode != "unsupervised" and labels is None:
+    if recipe.mode not in ("auto", "unsupervised") and labels is None:
         raise InputError(f"mode {recipe.mode!r} needs labeled pairs; give some, or train unsupervised")
-    return recipe.mode
-
-
-def _precision(recipe: Recipe, encoder: Encoder) -> Precision:
-    """Choose what to compute in.
-
-    A token table has no products that would be faster in bfloat16.
-    """
-    if recipe.precision != "auto":
-        return recipe.precision
+    # A token table has no products that would be faster in bfloat16.
     is_table = encoder.is_table or recipe.train in ("auto", "companion")
     is_fast = not is_table and fast_dtype(encoder.device) == torch.bfloat16
-    return "bfloat16" if is_fast else "float32"
+    decided: dict[str, Any] = {
+        "mode": "unsupervised" if labels is None else "joint",
+        "train": "both" if encoder.is_table else "companion",
+        "precision": "bfloat16" if is_fast else "float32",
+    }
+    return replace(recipe, **{name: value for name, value in decided.items() if getattr(recipe, name) == "auto"})
 
 
-def _refuse_impossible(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> None:
+def _refuse_impossible(corpus: Corpus, encoder: Encoder, recipe: Recipe, log: Sequence[str] | QueryMean) -> None:
     if len(corpus) < 2:
         raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
     recipe.require_documents(len(corpus))
@@ -284,9 +240,18 @@ def _refuse_impossible(corpus: Corpus, encoder: Encoder, recipe: Recipe) -> None
         raise InputError("a companion is a table and has no dropout; use ict, or train the encoder")
     if recipe.mode != "supervised" and recipe.pseudo == "simcse" and not has_dropout:
         raise InputError(f"{encoder.name} has no dropout, so SimCSE would show it the same text twice; use ict")
+    if isinstance(log, QueryMean) and not _is_log_useless(encoder, recipe) and log.encoder != encoder.fingerprint:
+        raise InputError(f"the mean of queries is of another encoder than {encoder.name}; give the queries themselves")
 
 
-def _warn_of_poor_data(corpus: Corpus, recipe: Recipe) -> None:
+def _is_log_useless(encoder: Encoder, recipe: Recipe) -> bool:
+    return encoder.is_table or recipe.train == "encoder"
+
+
+def _warn_of_poor_data(corpus: Corpus, encoder: Encoder, recipe: Recipe, log: Sequence[str] | QueryMean) -> None:
+    if log and _is_log_useless(encoder, recipe):
+        logger.warning("the log of queries changes nothing: it does not center %s", encoder.name)
+    warn_of_language(corpus, encoder.name)
     if recipe.mode == "supervised":
         return
     if len(corpus) < SMALL_CORPUS:
@@ -322,14 +287,3 @@ def _identity(corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: R
         "log of queries": hash64(str(label_sets.log)) if label_sets.log else None,
         **{f"setting {name}": value for name, value in recipe.as_dict().items()},
     }
-
-
-def _before_and_after(fit: Fit) -> list[DevQuery]:
-    """List the held-out queries with their NDCG@10, for whoever asks what changed."""
-    return [
-        DevQuery(queries.kind, text, round(float(old), 4), round(float(new), 4))
-        for queries in fit.devset.panel
-        for text, old, new in zip(
-            *(queries.texts, fit.ndcg_before[queries.kind], fit.ndcg_after[queries.kind]), strict=True
-        )
-    ]
