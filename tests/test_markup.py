@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hce.data import markup
+from hce.data import text_files
 from hce.data.corpus import Corpus
 from hce.data.records import Reading
 from hce.errors import InputError
@@ -68,7 +68,7 @@ def test_a_folder_of_all_kinds(tmp_path):
     ],
 )
 def test_what_a_browser_would_show(page, title, text):
-    assert markup.parse_html(page) == (title, text)
+    assert text_files.parse_html(page) == (title, text)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_a_browser_would_show(page, title, text):
     ],
 )
 def test_navigation_is_no_text_unless_there_is_nothing_else(page, text):
-    assert markup.parse_html(page).text == text
+    assert text_files.parse_html(page).text == text
 
 
 TAGS = st.sampled_from(
@@ -95,19 +95,19 @@ TAGS = st.sampled_from(
 
 @given(st.lists(TAGS, max_size=30))
 def test_nested_navigation_leaves_a_page_that_can_be_read(tags):
-    assert "\n\n" not in markup.parse_html("".join(tags).encode()).text
+    assert "\n\n" not in text_files.parse_html("".join(tags).encode()).text
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", categories=["L", "N"]), min_size=1), min_size=1, max_size=5))
 def test_paragraphs_come_back(paragraphs):
     page = "".join(f"<p>{text}</p>" for text in paragraphs).encode()
-    assert markup.parse_html(page).text.splitlines() == paragraphs
+    assert text_files.parse_html(page).text.splitlines() == paragraphs
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_page_or_are_not_text(data):
     with contextlib.suppress(UnicodeDecodeError):
-        assert isinstance(markup.parse_html(data).text, str)
+        assert isinstance(text_files.parse_html(data).text, str)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_any_bytes_are_a_page_or_are_not_text(data):
 def test_what_cannot_be_read_is_one_line(tmp_path, name, data, said):
     (tmp_path / name).write_bytes(data)
     try:
-        markup.read_page(tmp_path / name, "utf-8")
+        text_files.read_page(tmp_path / name, "utf-8")
     except InputError as error:
         assert "\n" not in str(error)
         assert str(tmp_path / name) in str(error)
@@ -145,7 +145,7 @@ def test_a_bad_page_is_left_out_if_asked(tmp_path, caplog):
 def test_without_the_library_they_are_counted(tmp_path, monkeypatch, caplog):
     (tmp_path / "a.txt").write_text("plain")
     (tmp_path / "b.pdf").write_bytes(pdf("x"))
-    monkeypatch.setattr("hce.data.records.is_readable", lambda suffix: False)
+    monkeypatch.setattr("hce.data.text_files.is_readable", lambda suffix: False)
     with caplog.at_level(logging.WARNING):
         assert Corpus.load(tmp_path).ids == ["a.txt"]
     assert "left out 1 .pdf files; pip install 'hierarchical-corpus-encoder[pdf]' reads them" in caplog.text
@@ -163,13 +163,13 @@ def test_without_the_library_they_are_counted(tmp_path, monkeypatch, caplog):
 )
 def test_a_page_that_is_too_deep_is_refused_at_once(tmp_path, monkeypatch, content, is_deep):
     """The parser's time grows with the square of the depth: a page of 8 MB would take hours."""
-    monkeypatch.setattr(markup, "parse_html", lambda data, encoding: markup.Page("", "read"))
+    monkeypatch.setattr(text_files, "parse_html", lambda data, encoding: text_files.Page("", "read"))
     (tmp_path / "a.html").write_bytes(content)
     if is_deep:
         with pytest.raises(InputError, match=r"a\.html: more than 10,000 elements lie within each other"):
-            markup.read_page(tmp_path / "a.html", "utf-8")
+            text_files.read_page(tmp_path / "a.html", "utf-8")
     else:
-        assert markup.read_page(tmp_path / "a.html", "utf-8").text == "read"
+        assert text_files.read_page(tmp_path / "a.html", "utf-8").text == "read"
 
 
 def test_what_the_parser_says_is_one_line(tmp_path, monkeypatch):
@@ -178,7 +178,7 @@ def test_what_the_parser_says_is_one_line(tmp_path, monkeypatch):
     def parse(data, encoding):
         raise RuntimeError("Can't parse HTML.")
 
-    monkeypatch.setattr(markup, "parse_html", parse)
+    monkeypatch.setattr(text_files, "parse_html", parse)
     (tmp_path / "a.html").write_text("<p>")
     with pytest.raises(InputError, match=r"a\.html: not a readable page \(Can't parse HTML\.\); save it again$"):
-        markup.read_page(tmp_path / "a.html", "utf-8")
+        text_files.read_page(tmp_path / "a.html", "utf-8")

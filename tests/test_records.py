@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hce.data import records
 from hce.data.corpus import Corpus
 from hce.data.judgments import Qrels, read_generated, read_queries
-from hce.data.records import STDIN, decode_line, format_suffix, read_lines, read_records, read_text_folder
+from hce.data.records import STDIN, decode_line, format_suffix, read_lines, read_records
+from hce.data.text_files import read_text_folder
 from hce.errors import HceError, InputError, MissingPackageError
 from hce.evaluation.runs import read_run
 

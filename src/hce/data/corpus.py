@@ -16,7 +16,7 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple, overload
 
 import numpy as np
 
-from hce.data.documents import Document, DocumentParser, Fields, parse_document
+from hce.data.documents import Document, Fields, choose_fields, parse_document
 from hce.data.records import (
     JSONL_SUFFIXES,
     KNOWN,
@@ -41,13 +41,12 @@ from hce.data.records import (
     raw_lines,
     read_lines,
     read_records,
-    read_text_folder,
     refuse,
     shown_path,
-    text_suffix,
     unreadable,
 )
 from hce.data.text import hash64
+from hce.data.text_files import read_text_folder, text_suffix
 from hce.errors import InputError, wrong_type
 from hce.files import ScratchFolder, open_atomically
 from hce.progress import counted, progress_bar
@@ -114,12 +113,13 @@ class Corpus(Sequence[Document]):
 
         bad = skip if reading.skip_bad else refuse
         if source.is_file() and _lies_open(source, reading) and not reading.row_ids:
-            corpus = cls._scan_jsonl(source, reading, bad)
+            file, scan = _scan(source, reading, bad)
+            corpus = cls._checked(file, scan, file.line)
         elif paths := _find_parts(source):
             corpus = cls._join_parts(source, paths, reading, bad, share_out, copies)
         else:
             records = (read_text_folder if source.is_dir() else read_records)(source, reading, bad)
-            corpus = cls._spool(records, shown_path(path), reading, bad)
+            corpus = cls._spooled(records, shown_path(path), reading, bad)
         if skipped:
             logger.warning("%s: left out %d that cannot be read, the first: %s", corpus.name, len(skipped), skipped[0])
         corpus.source, corpus.reading = str(path), reading
@@ -140,7 +140,7 @@ class Corpus(Sequence[Document]):
             raise wrong_type(documents, f"{name}: give a corpus or a list of documents")
         if isinstance(documents, str | Path):
             raise InputError(f"{name}: {str(documents)[:60]!r} is a text; hce.Corpus.load(…) reads a file")
-        check, kept, places = _Checker(name), [], []
+        scan, kept, places = _Scan(name), [], []
         for number, document in enumerate(documents, start=1):
             where = f"{name}, number {number}"
             if not isinstance(document, Document):
@@ -149,10 +149,10 @@ class Corpus(Sequence[Document]):
                 )
             fields = {"_id": document.id, "title": document.title, "text": document.text}
             checked = replace(parse_document(Record(where, fields)), metadata=document.metadata)
-            if check.add(checked, where):
+            if scan.add(checked, where):
                 kept.append(checked)
                 places.append(where)
-        return cls(kept, check.finish(kept, places.__getitem__), name, check.empty)
+        return cls._checked(kept, scan, places.__getitem__)
 
     @classmethod
     def from_records(
@@ -169,13 +169,19 @@ class Corpus(Sequence[Document]):
         if not isinstance(records, Iterable):
             raise wrong_type(records, f"{name}: give a list of mappings")
         rows = (_record(f"{name}, number {number}", fields) for number, fields in enumerate(records, start=1))
-        return cls._spool(rows, name, reading, refuse)
+        return cls._spooled(rows, name, reading, refuse)
 
     @classmethod
-    def _scan_jsonl(cls, path: Path, reading: Reading, bad: Bad) -> Corpus:
-        """Check the user's own file and remember where each document's line is."""
-        documents, check = cls._scanned(path, reading, bad)
-        return cls(documents, check.finish(documents, documents.line), str(path), check.empty)
+    def _checked(cls, documents: Sequence[Document], scan: _Scan, place: Callable[[int], str]) -> Corpus:
+        return cls(documents, scan.finish(documents, place), scan.name, scan.empty)
+
+    @classmethod
+    def _spooled(cls, records: Iterable[Record], name: str, reading: Reading, bad: Bad) -> Corpus:
+        """Copy documents of any other format to a temporary file, which lives as long as the corpus."""
+        with _copying(None):
+            file = tempfile.TemporaryFile(prefix="hce-corpus-")  # noqa: SIM115
+        documents, scan = _spool(records, name, reading, bad, file)
+        return cls._checked(documents, scan, documents.next_line)
 
     @classmethod
     def _join_parts(
@@ -193,82 +199,29 @@ class Corpus(Sequence[Document]):
             return [cls._read_part(path, copies, reading, bad) for path in own]
 
         documents = _Parts([_Part(*each) for each in share_out(read, paths)], scratch)
-        check = _Checker(str(folder))
+        scan = _Scan(str(folder))
         for part in documents.parts:
-            check.join(part)
-        return cls(documents, check.finish(documents, documents.place), str(folder), check.empty)
+            for doc_id, where in part.empty:
+                scan.leave_out(doc_id, where)
+            if len(part.id_hashes):
+                scan.digest.update(bytes.fromhex(part.digest))
+                scan.id_hashes.frombytes(part.id_hashes.tobytes())
+        return cls._checked(documents, scan, documents.place)
 
     @classmethod
     def _read_part(cls, path: Path, copies: Path | None, reading: Reading, bad: Bad) -> _Part:
-        """Check a part, and copy it where its documents cannot be fetched from it by position."""
+        """Check a part, and copy it if its documents cannot be fetched from it by position."""
         if copies is None or _lies_open(path, reading):
-            documents, check = cls._scanned(path, reading, bad)
+            documents, scan = _scan(path, reading, bad)
         else:
             copies.mkdir(parents=True, exist_ok=True)
             copy = copies / f"{path.name}.jsonl"
             with open_atomically(copy, "wb") as file:
-                records = read_records(path, reading, bad)
-                documents, check = cls._spooled(records, str(path), reading, bad, file, nullcontext)
-            documents = _JsonlFile(copy, documents.lines, open_bytes(copy))
-        starts, sizes, hashes = map(np.asarray, (*documents.lines, check.id_hashes))
-        found = documents.fields, documents.state, check.digest.hexdigest(), list(check.empty.items())
+                documents, scan = _spool(read_records(path, reading, bad), str(path), reading, bad, file)
+            documents = _JsonlFile(copy, scan, open_bytes(copy), documents.fields)
+        starts, sizes, hashes = map(np.asarray, (scan.starts, scan.sizes, scan.id_hashes))
+        found = documents.fields, documents.state, scan.digest.hexdigest(), list(scan.empty.items())
         return _Part(str(path), str(documents.path), starts, sizes, hashes, *found)
-
-    @staticmethod
-    def _scanned(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Checker]:
-        """Return a file's documents, by where their lines are, and what was found when they were looked through."""
-        check, lines, position = _Checker(str(path)), _Extents(array("Q"), array("Q")), 0
-        parse = DocumentParser(str(path), reading)
-        documents = _JsonlFile(path, lines, open_bytes(path))  # from here on, a change of the file is noticed
-        size = path.stat().st_size >> 20
-        with progress_bar("reading", size, "MiB", show=None if size else False) as advance:
-            for where, raw in raw_lines(path):
-                try:
-                    line = decode_line(raw, where)
-                    if line.strip() and check.add(parse(parse_json_line(line, where)), where):
-                        lines.add(position, len(raw))
-                except InputError as error:
-                    bad(error)
-                before, position = position, position + len(raw)
-                if before >> 20 < position >> 20:
-                    advance((position >> 20) - (before >> 20))
-        documents.fields = parse.fields
-        return documents, check
-
-    @classmethod
-    def _spool(cls, records: Iterable[Record], name: str, reading: Reading, bad: Bad) -> Corpus:
-        """Copy documents of any other format to a temporary file, which is read in its place."""
-        documents, check = cls._spooled(records, name, reading, bad, _temporary_file(), _spooling)
-        return cls(documents, check.finish(documents, documents.next_line), name, check.empty)
-
-    @staticmethod
-    def _spooled(
-        records: Iterable[Record],
-        name: str,
-        reading: Reading,
-        bad: Bad,
-        spool: IO[bytes],
-        guard: Callable[[], AbstractContextManager[None]],
-    ) -> tuple[_JsonlFile, _Checker]:
-        """Write documents to a file, each followed by a line that says where it was."""
-        check, lines, position = _Checker(name), _Extents(array("Q"), array("Q")), 0
-        parse = DocumentParser(name, reading)
-        with progress_bar("reading", None, "documents") as advance:
-            for record in counted(records, advance):
-                try:
-                    document = parse(record)
-                    sound = check.add(document, record.where)
-                except InputError as error:
-                    bad(error)
-                    continue
-                if sound:
-                    with guard():
-                        size = spool.write(document.to_json().encode() + b"\n")
-                        lines.add(position, size)
-                        position += size + spool.write(os.fsencode(record.where) + b"\n")
-        with guard():
-            spool.flush()
-        return _JsonlFile(Path(name), lines, spool), check
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -304,13 +257,10 @@ class Corpus(Sequence[Document]):
         return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
     def only(self, positions: np.ndarray) -> Corpus:
-        """Return some of the documents as a corpus of their own, which reads them where this one does.
+        """Return the documents at rising positions as a corpus of their own.
 
         >>> Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")]).only(np.array([1])).ids
         ['b']
-
-        Args:
-            positions: of shape (m,), rising.
         """
         digest = hashlib.sha256(self.fingerprint.encode() + np.ascontiguousarray(positions, dtype="<i8").tobytes())
         name = f"{self.name}, {len(positions):,} of {len(self):,} documents"
@@ -319,18 +269,11 @@ class Corpus(Sequence[Document]):
         return some
 
 
-def _record(where: str, fields: Mapping[str, Any]) -> Record:
-    if not isinstance(fields, Mapping):
-        raise wrong_type(fields, f"{where}: give a mapping such as {{'id': 'a', 'text': 'red shoes'}}")
-    return Record(where, dict(fields))
-
-
 class _Some(Sequence[Document]):
     """Some of the documents of a sequence, by position."""
 
     def __init__(self, documents: Sequence[Document], positions: np.ndarray) -> None:
-        self._documents = documents
-        self._positions = positions
+        self._documents, self._positions = documents, positions
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -339,26 +282,52 @@ class _Some(Sequence[Document]):
         return self._documents[int(self._positions[index])]
 
 
-def _temporary_file() -> IO[bytes]:
-    with _spooling():
-        return tempfile.TemporaryFile(prefix="hce-corpus-")  # lives as long as the corpus
+# ------------------------------------------------------------------------------------------------- sources
 
 
-@contextmanager
-def _spooling() -> Iterator[None]:
-    """Say in one line that documents cannot be copied to a temporary file."""
+def _documents_source(path: str | Path) -> Path:
+    """Find the file or folder that holds the documents: a BEIR folder's corpus file, else `path` itself."""
+    path = Path(path)
+    if str(path) == STDIN:
+        return path
     try:
-        yield
+        if not path.exists():
+            raise InputError(f"{path}: no such file or folder; give {KNOWN}")
+        return next((path / name for name in BEIR_CORPUS if (path / name).is_file()), path)
     except OSError as error:
-        place = tempfile.gettempdir() if tempfile.tempdir is not None else "the folder for temporary files"
-        raise InputError(
-            f"{place}: the documents cannot be copied there ({error.strerror}); make room, or name another folder "
-            "in TMPDIR, or give them as JSONL, which is read in its place"
-        ) from error
+        raise unreadable(path, error) from error
 
 
-class _Checker:
-    """Checks that a corpus is not empty and no id comes twice, and computes its fingerprint.
+def _lies_open(path: Path, reading: Reading) -> bool:
+    """Return whether documents can be fetched from a file by their position in it."""
+    return path.suffix.lower() in JSONL_SUFFIXES and reading.is_utf8
+
+
+def _find_parts(folder: Path) -> list[Path]:
+    """List the JSONL or Parquet files of a folder, or none if it has texts too; refuse several formats."""
+    if not folder.is_dir() or (folder / "qrels").is_dir():
+        return []
+    files = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "_")) and path.is_file()]
+    parts = [path for path in files if format_suffix(path) in PART_FORMATS]
+    if any(text_suffix(path) and not path.name.upper().startswith(("README", "LICENSE")) for path in files):
+        return []
+    formats = sorted({format_suffix(path) for path in parts})
+    if len(formats) > 1:
+        raise InputError(f"{folder}: holds {' and '.join(formats)} files; parts of one corpus are of one format")
+    return parts
+
+
+def _record(where: str, fields: Mapping[str, Any]) -> Record:
+    if not isinstance(fields, Mapping):
+        raise wrong_type(fields, f"{where}: give a mapping such as {{'id': 'a', 'text': 'red shoes'}}")
+    return Record(where, dict(fields))
+
+
+# ------------------------------------------------------------------------------------------------- checking
+
+
+class _Scan:
+    """What is found when a source is read: places of documents, hashes of ids, a digest, and documents to leave out.
 
     A document with neither text nor title encodes to noise. Real collections have some (Cranfield two), so it is left
     out with a warning that names its place.
@@ -366,14 +335,15 @@ class _Checker:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.empty: dict[str, str] = {}
-        self.digest = hashlib.sha256()
+        self.starts, self.sizes = array("Q"), array("Q")  # of the lines in a file, in bytes
         self.id_hashes = array("Q")  # 8 bytes a document; ids themselves would cost ten times that
+        self.digest = hashlib.sha256()
+        self.empty: dict[str, str] = {}
 
     def add(self, document: Document, where: str) -> bool:
         """Note a document; return whether to keep it."""
         if document.is_empty:
-            self._leave_out(document.id, where)
+            self.leave_out(document.id, where)
             return False
         metadata = _canonical_json(document.metadata, where) if document.metadata else "{}"
         parts = [part.encode() for part in (document.id, document.title, document.text, metadata)]
@@ -381,24 +351,14 @@ class _Checker:
         self.id_hashes.append(hash64(document.id))
         return True
 
-    def join(self, part: _Part) -> None:
-        """Note what was found in a part of the corpus."""
-        for doc_id, where in part.empty:
-            self._leave_out(doc_id, where)
-        if len(part.id_hashes):
-            self.digest.update(bytes.fromhex(part.digest))
-            self.id_hashes.frombytes(part.id_hashes.tobytes())
-
-    def _leave_out(self, doc_id: str, where: str) -> None:
+    def leave_out(self, doc_id: str, where: str) -> None:
+        """Note a document without text."""
         if doc_id in self.empty:
             raise _duplicate(doc_id, self.empty[doc_id], where)
         self.empty[doc_id] = where
 
     def finish(self, documents: Sequence[Document], place: Callable[[int], str]) -> str:
-        """Return the fingerprint if all is well.
-
-        `place` returns where the i-th document is.
-        """
+        """Return the fingerprint if all is well; `place` returns where the i-th document is."""
         if self.empty:
             few = "; ".join([*islice(self.empty.values(), 3), *(["…"] if len(self.empty) > 3 else [])])
             logger.warning("left out %d documents with neither text nor title: %s", len(self.empty), few)
@@ -407,22 +367,21 @@ class _Checker:
         hashes = np.asarray(self.id_hashes)
         left_out = np.array([hash64(doc_id) for doc_id in self.empty], dtype=hashes.dtype)
         values, counts = np.unique(np.concatenate([hashes, left_out]), return_counts=True)
-        if (counts > 1).any():
-            self._refuse_duplicate(documents, place, np.flatnonzero(np.isin(hashes, values[counts > 1])))
-        return self.digest.hexdigest()
-
-    def _refuse_duplicate(
-        self, documents: Sequence[Document], place: Callable[[int], str], suspects: np.ndarray
-    ) -> None:
-        """Read the suspects again: equal hashes of different ids are no fault."""
         first_at: dict[str, int] = {}
-        for index in suspects.tolist():
+        # Read the suspects again: equal hashes of different ids are no fault.
+        for index in np.flatnonzero(np.isin(hashes, values[counts > 1])).tolist() if (counts > 1).any() else ():
             doc_id = documents[index].id
             if doc_id in self.empty:
                 raise _duplicate(doc_id, self.empty[doc_id], place(index))
             if doc_id in first_at:
                 raise _duplicate(doc_id, place(first_at[doc_id]), place(index))
             first_at[doc_id] = index
+        self.id_hashes = array("Q")  # no longer of use
+        return self.digest.hexdigest()
+
+
+def _duplicate(doc_id: str, first: str, second: str) -> InputError:
+    return InputError(f"{second}: id {doc_id!r} stands already at {first}; make ids unique")
 
 
 def _canonical_json(metadata: dict[str, Any], where: str) -> str:
@@ -442,30 +401,76 @@ def _is_deeper(value: Any, most: int) -> bool:
     return most == 0 or any(_is_deeper(each, most - 1) for each in below)
 
 
-def _duplicate(doc_id: str, first: str, second: str) -> InputError:
-    return InputError(f"{second}: id {doc_id!r} stands already at {first}; make ids unique")
+def _scan(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Scan]:
+    """Check the user's own file and remember where each document's line is."""
+    scan, position, size = _Scan(str(path)), 0, path.stat().st_size >> 20
+    documents = _JsonlFile(path, scan, open_bytes(path))  # from here on, a change of the file is noticed
+    with progress_bar("reading", size, "MiB", show=None if size else False) as advance:
+        for where, raw in raw_lines(path):
+            try:
+                line = decode_line(raw, where)
+                if line.strip():
+                    record = parse_json_line(line, where)
+                    documents.fields = documents.fields or choose_fields(record.fields, str(path), reading)
+                    if scan.add(parse_document(record, documents.fields), where):
+                        scan.starts.append(position)
+                        scan.sizes.append(len(raw))
+            except InputError as error:
+                bad(error)
+            before, position = position, position + len(raw)
+            if before >> 20 < position >> 20:
+                advance((position >> 20) - (before >> 20))
+    return documents, scan
 
 
-class _Extents(NamedTuple):
-    """Where each line of a file begins and how long it is: 16 bytes a line."""
+def _spool(
+    records: Iterable[Record], name: str, reading: Reading, bad: Bad, file: IO[bytes]
+) -> tuple[_JsonlFile, _Scan]:
+    """Check documents and write them to a file, each followed by a line that says where it was."""
+    scan, position, fields = _Scan(name), 0, None
+    with progress_bar("reading", None, "documents") as advance:
+        for row, record in enumerate(counted(records, advance), start=1):
+            try:
+                fields = fields or choose_fields(record.fields, name, reading)
+                document = parse_document(record, fields, row)
+                is_kept = scan.add(document, record.where)
+            except InputError as error:
+                bad(error)
+                continue
+            if is_kept:
+                with _copying(file):
+                    size = file.write(document.to_json().encode() + b"\n")
+                    scan.starts.append(position)
+                    scan.sizes.append(size)
+                    position += size + file.write(os.fsencode(record.where) + b"\n")
+    with _copying(file):
+        file.flush()
+    return _JsonlFile(Path(name), scan, file), scan
 
-    starts: array[int]
-    sizes: array[int]
 
-    def add(self, start: int, size: int) -> None:
-        self.starts.append(start)
-        self.sizes.append(size)
+@contextmanager
+def _copying(file: IO[bytes] | None) -> Iterator[None]:
+    """Report in one line that documents cannot be copied to a file."""
+    try:
+        yield
+    except OSError as error:
+        name = getattr(file, "name", None)
+        place = Path(name).parent if isinstance(name, str) else tempfile.tempdir or "the folder for temporary files"
+        raise InputError(
+            f"{place}: the documents cannot be copied there ({error.strerror}); make room, or name another folder "
+            "in TMPDIR, or give them as JSONL, which is read in its place"
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------------- fetching
 
 
 class _JsonlFile(Sequence[Document]):
     """Documents in a JSONL file, fetched by byte position; safe to read from several threads and forked processes."""
 
-    def __init__(self, path: Path, lines: _Extents, file: IO[bytes]) -> None:
-        self.path = path
-        self.lines = lines
-        self.file = file
-        self.fields: Fields | None = None
-        self.state = self._state()
+    def __init__(self, path: Path, lines: _Scan | _Part, file: IO[bytes], fields: Fields | None = None) -> None:
+        self.path, self.lines, self.file, self.fields = path, lines, file, fields
+        self.state = self._present_state()
         self.lock = threading.Lock()
 
     def __del__(self) -> None:
@@ -475,8 +480,8 @@ class _JsonlFile(Sequence[Document]):
         return len(self.lines.starts)
 
     def __getitem__(self, index: int) -> Document:  # type: ignore[override]
-        start, size = self.lines.starts[index], self.lines.sizes[index]
-        if self._state() != self.state:
+        start, size = int(self.lines.starts[index]), int(self.lines.sizes[index])
+        if self._present_state() != self.state:
             raise InputError(f"{self.path}: changed since it was read; load it again")
         where = f"{self.path}, byte {start}"
         return parse_document(parse_json_line(decode_line(self._read(start, size), where), where), self.fields)
@@ -492,8 +497,12 @@ class _JsonlFile(Sequence[Document]):
 
     def next_line(self, index: int) -> str:
         """Return where a spooled document came from: the line that was written after it."""
-        self.file.seek(self.lines.starts[index] + self.lines.sizes[index])
+        self.file.seek(int(self.lines.starts[index] + self.lines.sizes[index]))
         return os.fsdecode(self.file.readline().rstrip(b"\n"))
+
+    def _present_state(self) -> tuple[int, int]:
+        status = os.fstat(self.file.fileno())
+        return status.st_mtime_ns, status.st_size
 
     def _read(self, start: int, size: int) -> bytes:
         try:
@@ -504,10 +513,6 @@ class _JsonlFile(Sequence[Document]):
                 return self.file.read(size)
         except OSError as error:
             raise unreadable(self.path, error) from error
-
-    def _state(self) -> tuple[int, int]:
-        status = os.fstat(self.file.fileno())
-        return status.st_mtime_ns, status.st_size
 
 
 class _Part(NamedTuple):
@@ -525,10 +530,7 @@ class _Part(NamedTuple):
 
 
 class _Parts(Sequence[Document]):
-    """The documents of several files, one after another.
-
-    A file is opened when one of its documents is asked for.
-    """
+    """The documents of several files, one after another; a file is opened when one of its documents is asked for."""
 
     def __init__(self, parts: list[_Part], scratch: ScratchFolder | None) -> None:
         self.parts = parts
@@ -558,46 +560,8 @@ class _Parts(Sequence[Document]):
 
     def _opened(self, number: int) -> _JsonlFile:
         part = self.parts[number]
-        lines = _Extents(array("Q", part.starts.tobytes()), array("Q", part.sizes.tobytes()))
-        file = _JsonlFile(Path(part.path), lines, open_bytes(part.path))
-        file.fields = part.fields and Fields(tuple(part.fields[0]), *part.fields[1:])
+        fields = part.fields and Fields(tuple(part.fields[0]), *part.fields[1:])
+        file = _JsonlFile(Path(part.path), part, open_bytes(part.path), fields)
         if file.state != tuple(part.state):
             raise InputError(f"{part.path}: changed since it was read; load it again")
         return file
-
-
-def _documents_source(path: str | Path) -> Path:
-    """Find the file or folder that holds the documents: a BEIR folder's corpus file, else `path` itself."""
-    if str(path) == STDIN:
-        return Path(STDIN)
-    path = Path(path)
-    try:
-        if not path.exists():
-            raise InputError(f"{path}: no such file or folder; give {KNOWN}")
-        return next((path / name for name in BEIR_CORPUS if (path / name).is_file()), path)
-    except OSError as error:
-        raise unreadable(path, error) from error
-
-
-def _lies_open(path: Path, reading: Reading) -> bool:
-    """Return whether documents can be fetched from a file by their position in it."""
-    return path.suffix.lower() in JSONL_SUFFIXES and reading.is_utf8
-
-
-def _find_parts(folder: Path) -> list[Path]:
-    """List the JSONL or Parquet files of a folder without texts; none if it has something else to read.
-
-    Raises:
-        InputError: they are of several formats.
-    """
-    if not folder.is_dir() or (folder / "qrels").is_dir():
-        return []
-    files = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "_")) and path.is_file()]
-    parts = [path for path in files if format_suffix(path) in PART_FORMATS]
-    texts = [path for path in files if text_suffix(path) and not path.name.upper().startswith(("README", "LICENSE"))]
-    if texts or not parts:
-        return []
-    formats = sorted({format_suffix(path) for path in parts})
-    if len(formats) > 1:
-        raise InputError(f"{folder}: holds {' and '.join(formats)} files; parts of one corpus are of one format")
-    return parts

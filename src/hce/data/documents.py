@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ class Fields(NamedTuple):
     """Which fields of a record are read.
 
     Attributes:
-        ids: the first of these that holds something is the id; none where documents are numbered.
+        ids: the first of these that holds something is the id; none if documents are numbered.
         title: may be missing.
         text: must be there.
     """
@@ -69,77 +69,37 @@ class Fields(NamedTuple):
     text: str = "text"
 
 
-class DocumentParser:
-    """Makes documents of the records of one source; the first record decides which fields are read.
-
-    >>> parse = DocumentParser("docs.csv")
-    >>> parse(Record("docs.csv, line 2", {"Doc ID": "7", "content": "red shoes", "year": "2024"}))
-    Document(id='7', text='red shoes', title='', metadata={'year': '2024'})
-    """
-
-    def __init__(self, name: str, reading: Reading = USUAL) -> None:
-        self._name = name
-        self._reading = reading
-        self._row = 0
-        self.fields: Fields | None = None
-
-    def __call__(self, record: Record) -> Document:
-        """Parse the next record.
-
-        Raises:
-            InputError: as `parse_document`.
-        """
-        self._row += 1
-        if self.fields is None:
-            self.fields = choose_fields(record.fields, self._reading)
-            tell_guesses(self._name, self.fields)
-        return parse_document(record, self.fields, self._row)
-
-
 def choose_fields(
     names: Collection[str],
+    source: str,
     reading: Reading = USUAL,
-    id_names: Iterable[str] = ID_NAMES,
-    text_names: Iterable[str] = TEXT_NAMES,
+    usual: Sequence[Sequence[str]] = (ID_NAMES, TITLE_NAMES, TEXT_NAMES),
 ) -> Fields:
-    """Choose the fields to read: those that were named, or fields with the proper names, or with usual ones.
+    """Choose the fields of a source to read: those given, or with proper names, or with usual ones, and report these.
 
-    >>> choose_fields(["DOCNO", "Headline", "body"])
+    >>> choose_fields(["DOCNO", "Headline", "body"], "docs.csv")
     Fields(ids=('DOCNO',), title='Headline', text='body')
     """
     if reading.remembered and not {reading.id_field, reading.text_field} - {None} <= set(names):
         reading = USUAL
     taken = (reading.id_field, reading.title_field, reading.text_field)
     free = [name for name in names if isinstance(name, str) and name not in taken]
+    spelled = {"".join(filter(str.isalnum, name)).lower(): name for name in reversed(free)}
+    id_name, title, text = (next((spelled[name] for name in each if name in spelled), None) for each in usual)
     ids: tuple[str, ...] = ID_FIELDS
     if reading.row_ids:
         ids = ()
     elif reading.id_field is not None:
         ids = (reading.id_field,)
-    elif not any(name in free for name in ID_FIELDS):
-        guessed = _guess(free, id_names)
-        ids = (guessed,) if guessed else ID_FIELDS
-    title = reading.title_field or _proper(free, "title", TITLE_NAMES)
-    return Fields(ids, title, reading.text_field or _proper(free, "text", text_names))
-
-
-def _proper(free: list[str], name: str, usual: Iterable[str]) -> str:
-    return name if name in free else _guess(free, usual) or name
-
-
-def _guess(free: list[str], usual: Iterable[str]) -> str | None:
-    spelled: dict[str, str] = {}
-    for name in free:
-        spelled.setdefault("".join(filter(str.isalnum, name)).lower(), name)
-    return next((spelled[name] for name in usual if name in spelled), None)
-
-
-def tell_guesses(name: str, fields: Fields) -> None:
-    """Report which fields are read, unless they have the documented names."""
-    chosen = {"id": " or ".join(fields.ids), "title": fields.title, "text": fields.text}
+    elif id_name is not None and not any(name in free for name in ID_FIELDS):
+        ids = (id_name,)
+    title = reading.title_field or ("title" if "title" in free else title or "title")
+    text = reading.text_field or ("text" if "text" in free else text or "text")
+    chosen = {"id": " or ".join(ids), "title": title, "text": text}
     others = [f"the {what} from {field!r}" for what, field in chosen.items() if field not in (what, "_id or id", "")]
     if others:
-        logger.info("%s: taking %s", name, ", ".join(others))
+        logger.info("%s: taking %s", source, ", ".join(others))
+    return Fields(ids, title, text)
 
 
 def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -> Document:
@@ -185,27 +145,20 @@ def take_id(fields: dict[str, Any], where: str, names: Iterable[str] = ID_FIELDS
     """Remove and return the id; an integer becomes its digits."""
     found = dict.fromkeys(fields)
     for name in names:
-        value = fields.pop(name, None)
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if value is None or value == "":
-            continue
-        if not isinstance(value, str):
-            raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
-        return _unicode(value, name, where)
+        number = fields.get(name)
+        if isinstance(number, int) and not isinstance(number, bool):
+            fields[name] = str(number)
+        value = take_string(fields, name, where)
+        if value:
+            return value
     raise InputError(f"{where}: no id (found: {list_names(found)}); {_if_one_column(found) or remedy}")
 
 
 def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:
-    """Remove and return a field that must be a string; None where there is none."""
+    """Remove and return a field that must be a string, or None if it is missing."""
     value = fields.pop(name, None)
     if value is not None and not isinstance(value, str):
         raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
-    return value if value is None else _unicode(value, name, where)
-
-
-def _unicode(value: str, name: str, where: str) -> str:
-    """Refuse what JSON can spell and UTF-8 cannot: half of a surrogate pair."""
-    if not is_unicode(value):
+    if value is not None and not is_unicode(value):  # which JSON can spell, and UTF-8 cannot
         raise InputError(f"{where}: the {name} holds half a surrogate pair (\\ud800…\\udfff); remove it")
     return value

@@ -12,16 +12,16 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Fields, choose_fields, list_names, take_id, take_string, tell_guesses
+from hce.data.documents import choose_fields, list_names, take_id, take_string
 from hce.data.records import JSONL_SUFFIXES, USUAL, Line, Reading, Record, format_suffix, read_lines, read_records
 from hce.errors import InputError, wrong_type
 from hce.files import open_text
 
 BEIR_HEADER = ("query-id", "corpus-id", "score")
-QUERY_ID_NAMES, QUERY_TEXT_NAMES = ("id", "queryid", "qid"), ("text", "query", "question", "querytext")  # see documents
+USUAL_NAMES = (("id", "queryid", "qid"), (), ("text", "query", "question", "querytext"))  # see `choose_fields`
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Qrels(Mapping[str, Mapping[str, int]]):
         return len(self._grades)
 
     def __repr__(self) -> str:
-        return f"Qrels({len(self):,} queries, {sum(1 for _ in self.judgments()):,} judgments)"
+        return f"Qrels({len(self):,} queries, {sum(map(len, self._grades.values())):,} judgments)"
 
     def judgments(self) -> Iterator[Judgment]:
         """Stream all judgments, query by query."""
@@ -95,16 +95,19 @@ class Qrels(Mapping[str, Mapping[str, int]]):
             InputError: a malformed line, an unknown id, or two different grades for one pair.
         """
         seen: dict[tuple[str, str], tuple[int, str]] = {}
-        for where, judgment in _parse_qrels(path):
-            if queries is not None and judgment.query_id not in queries:
-                raise InputError(f"{where}: query {judgment.query_id!r} is not among the queries; do the files match?")
-            if documents is not None and judgment.document_id not in documents:
-                name = judgment.document_id
-                raise InputError(f"{where}: document {name!r} is not in the corpus; do the files match?")
-            pair = (judgment.query_id, judgment.document_id)
-            grade, place = seen.setdefault(pair, (judgment.grade, where))
-            if grade != judgment.grade:
-                raise InputError(f"{where}: grade {judgment.grade} for {pair}, but {grade} at {place}; keep one")
+        for row, line in enumerate(line for line in read_lines(path) if line.text.strip()):
+            columns = line.text.split("\t") if "\t" in line.text else line.text.split()
+            if row == 0 and columns[-1].lower() == BEIR_HEADER[-1]:
+                continue
+            query_id, document_id, own_grade = _parse_judgment(columns, line)
+            if queries is not None and query_id not in queries:
+                raise InputError(f"{line.where}: query {query_id!r} is not among the queries; do the files match?")
+            if documents is not None and document_id not in documents:
+                raise InputError(f"{line.where}: document {document_id!r} is not in the corpus; do the files match?")
+            pair = (query_id, document_id)
+            grade, place = seen.setdefault(pair, (own_grade, line.where))
+            if grade != own_grade:
+                raise InputError(f"{line.where}: grade {own_grade} for {pair}, but {grade} at {place}; keep one")
         if not seen:
             raise InputError(f"{path}: no judgments in it; check the path")
         return cls(Judgment(*pair, grade) for pair, (grade, _) in seen.items())
@@ -121,14 +124,27 @@ class Qrels(Mapping[str, Mapping[str, int]]):
 
     def write(self, path: str | Path, form: Literal["beir", "trec"] = "beir") -> None:
         """Write BEIR's TSV (with its header line) or TREC's four columns, atomically."""
-        separator = "\t" if form == "beir" else " "
+        separator, between = ("\t", []) if form == "beir" else (" ", ["0"])
         with open_text(path) as file:
             if form == "beir":
                 file.write("\t".join(BEIR_HEADER) + "\n")
             for judgment in self.judgments():
                 query_id, document_id = (_column(name, separator) for name in judgment[:2])
-                columns = [query_id, document_id] if form == "beir" else [query_id, "0", document_id]
-                file.write(separator.join([*columns, str(judgment.grade)]) + "\n")
+                file.write(separator.join([query_id, *between, document_id, str(judgment.grade)]) + "\n")
+
+
+def _parse_judgment(columns: list[str], line: Line) -> Judgment:
+    if len(columns) not in (3, 4):
+        raise InputError(
+            f"{line.where}: {len(columns)} columns; write 3 (query, document, grade) "
+            "or TREC's 4 (query, 0, document, grade)"
+        )
+    query_id, document_id, grade = columns[0].strip(), columns[-2].strip(), columns[-1].strip()
+    if not query_id or not document_id:
+        raise InputError(f"{line.where}: the id of the {'document' if query_id else 'query'} is missing; fill it in")
+    if not re.fullmatch("[+-]?[0-9]{1,9}", grade):
+        raise InputError(f"{line.where}: the grade {grade!r} is not a whole number; write 0, 1, 2 …")
+    return Judgment(query_id, document_id, int(grade))
 
 
 class Labels(NamedTuple):
@@ -164,11 +180,7 @@ class Labels(NamedTuple):
         return self.only(query_id for query_id in self.qrels if query_id not in query_ids)
 
     def joined(self, other: Labels) -> Labels:
-        """Return these labels and others together.
-
-        Raises:
-            InputError: a query is judged in both.
-        """
+        """Return these labels and others together, or fail with InputError if a query is judged in both."""
         twice = next((query_id for query_id in other.qrels if query_id in self.qrels), None)
         if twice is not None:
             raise InputError(f"query {twice!r} is in both sets of queries; give one of them another id")
@@ -210,29 +222,40 @@ def read_queries(path: str | Path) -> dict[str, Query]:
     """
     queries: dict[str, Query] = {}
     places: dict[str, str] = {}
-    fields: Fields | None = None
-    records = _tsv_queries(path) if format_suffix(path) == ".tsv" else read_records(path)
-    for record in records:
-        if fields is None:
-            fields = choose_fields(record.fields, id_names=QUERY_ID_NAMES, text_names=QUERY_TEXT_NAMES)
-            tell_guesses(str(path), fields._replace(title="title"))
-        query = _parse_query(record, fields)
-        if (place := places.setdefault(query.id, record.where)) != record.where:
-            raise InputError(f"{record.where}: query id {query.id!r} stands already at {place}; make ids unique")
-        queries[query.id] = query
-    if not queries:
-        raise InputError(f"{path}: no queries in it; check the path")
-    return queries
+    fields = None
+    for where, found in _tsv_queries(path) if format_suffix(path) == ".tsv" else read_records(path):
+        fields = fields or choose_fields(found, str(path), usual=USUAL_NAMES)
+        rest = dict(found)
+        query_id = take_id(rest, where, fields.ids, "give each query a field '_id' or 'id'")
+        text = take_string(rest, fields.text, where) or ""
+        if not text.strip():
+            names = list_names(found)
+            raise InputError(f"{where}: query {query_id!r} has no text (found: {names}); give it a string field 'text'")
+        if query_id in queries:
+            place = places[query_id]
+            raise InputError(f"{where}: query id {query_id!r} stands already at {place}; make ids unique")
+        queries[query_id], places[query_id] = Query(query_id, text), where
+    return queries or _refuse_none(path)
+
+
+def _tsv_queries(path: str | Path) -> Iterator[Record]:
+    for line in read_lines(path):
+        query_id, tab, text = line.text.partition("\t")
+        if line.text.strip() and not tab:
+            raise InputError(f"{line.where}: no tab; a line is an id, a tab and the query")
+        if line.text.strip():
+            yield Record(line.where, {"id": query_id, "text": text})
+
+
+def _refuse_none(path: str | Path) -> NoReturn:
+    raise InputError(f"{path}: no queries in it; check the path")
 
 
 def read_log(path: str | Path) -> list[str]:
     """Read queries without answers: a .txt file has one a line, other formats are those of `read_queries`."""
     if format_suffix(path) != ".txt":
         return [query.text for query in read_queries(path).values()]
-    texts = [line.text.strip() for line in read_lines(path) if line.text.strip()]
-    if not texts:
-        raise InputError(f"{path}: no queries in it; check the path")
-    return texts
+    return [line.text.strip() for line in read_lines(path) if line.text.strip()] or _refuse_none(path)
 
 
 def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
@@ -271,6 +294,14 @@ def read_generated(path: str | Path) -> Labels:
     return Labels(queries, Qrels(judgments))
 
 
+def _column(name: str, separator: str) -> str:
+    """Return an id, or fail if a column of a file cannot hold it."""
+    pieces = name.split() if separator == " " else re.split(r"[\t\r\n]", name.strip())
+    if not name or pieces != [name] or name.startswith("\ufeff"):
+        raise InputError(f"id {name!r} is empty or holds white space that this format takes for its own; rename it")
+    return name
+
+
 def find_split(folder: Path, split: str) -> Path:
     """Return the qrels file of a split; the error lists the splits that are there."""
     if not folder.is_dir():
@@ -294,52 +325,3 @@ def find_queries(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise InputError(f"{folder}: no queries.jsonl; a BEIR folder holds corpus.jsonl, queries.jsonl and qrels/")
-
-
-def _parse_qrels(path: str | Path) -> Iterator[tuple[str, Judgment]]:
-    for row, line in enumerate(line for line in read_lines(path) if line.text.strip()):
-        columns = line.text.split("\t") if "\t" in line.text else line.text.split()
-        if row == 0 and columns[-1].lower() == BEIR_HEADER[-1]:
-            continue
-        yield line.where, _parse_judgment(columns, line)
-
-
-def _parse_judgment(columns: list[str], line: Line) -> Judgment:
-    if len(columns) not in (3, 4):
-        raise InputError(
-            f"{line.where}: {len(columns)} columns; write 3 (query, document, grade) "
-            "or TREC's 4 (query, 0, document, grade)"
-        )
-    query_id, document_id, grade = columns[0].strip(), columns[-2].strip(), columns[-1].strip()
-    if not query_id or not document_id:
-        raise InputError(f"{line.where}: the id of the {'document' if query_id else 'query'} is missing; fill it in")
-    if not re.fullmatch("[+-]?[0-9]{1,9}", grade):
-        raise InputError(f"{line.where}: the grade {grade!r} is not a whole number; write 0, 1, 2 …")
-    return Judgment(query_id, document_id, int(grade))
-
-
-def _tsv_queries(path: str | Path) -> Iterator[Record]:
-    for line in read_lines(path):
-        query_id, tab, text = line.text.partition("\t")
-        if line.text.strip() and not tab:
-            raise InputError(f"{line.where}: no tab; a line is an id, a tab and the query")
-        if line.text.strip():
-            yield Record(line.where, {"id": query_id, "text": text})
-
-
-def _parse_query(record: Record, fields: Fields) -> Query:
-    rest = dict(record.fields)
-    found = list_names(rest)
-    query_id = take_id(rest, record.where, fields.ids, "give each query a field '_id' or 'id'")
-    text = take_string(rest, fields.text, record.where) or ""
-    if text.strip():
-        return Query(query_id, text)
-    raise InputError(f"{record.where}: query {query_id!r} has no text (found: {found}); give it a string field 'text'")
-
-
-def _column(name: str, separator: str) -> str:
-    """Return an id, or fail if a column of a file cannot hold it."""
-    pieces = name.split() if separator == " " else re.split(r"[\t\r\n]", name.strip())
-    if not name or pieces != [name] or name.startswith("\ufeff"):
-        raise InputError(f"id {name!r} is empty or holds white space that this format takes for its own; rename it")
-    return name

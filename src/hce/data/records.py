@@ -1,8 +1,7 @@
-"""Records from files: JSONL, JSON, CSV, TSV, Parquet, folders of text, standard input, and .gz of each text format.
+"""Records from files: JSONL, JSON, CSV, TSV, Parquet, standard input, and .gz of each text format.
 
 A record is a mapping of fields with its file and line, for error messages. This module knows encodings and syntax, and
-nothing of documents or queries. A pipe is read from standard input only. No more than one record is in memory, and a
-record has a maximum length.
+nothing of documents or queries. Only one record is in memory, and its length is limited.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import os
 import re
 import stat
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,24 +24,18 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from hce.data.markup import INSTALL, LIBRARIES, is_readable, read_page
 from hce.errors import InputError, needs_extra, one_line
 
 logger = logging.getLogger(__name__)
 
 STDIN = "-"
 LONGEST_RECORD = 100_000_000  # bytes; what is longer is no document, and a .gz of a few bytes may hold it
-TEXT_SUFFIXES = (".txt", ".md")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md/.html/.pdf, or -"
-UTF_8 = ("utf-8", "utf-8-sig")  # by the names that Python's codecs give themselves; a byte order mark is dropped anyway
 DELIMITERS = (",", ";", "\t", "|")  # that a CSV file is known by; where two are as frequent, the first
 ROWS_AT_ONCE = 64  # of a Parquet file, in which many long texts may be one in a dictionary
 CHUNK = 1 << 20  # characters of a JSON text that are read at once
 BLANKS = re.compile(r"[ \t\r\n]*")
-HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(?P<title>.*?)(?:[ \t]+#+)?[ \t]*")
-UNDERLINE = re.compile(r" {0,3}(?:=+|-{2,})[ \t]*")
-FENCE = re.compile(r" {0,3}(?:```|~~~)")
 
 
 @dataclass(frozen=True)
@@ -81,8 +73,14 @@ class Reading:
         cell = {"tab": "\t", "\\t": "\t"}.get(self.delimiter or "", self.delimiter)
         if cell is not None and (len(cell) != 1 or cell in '"\r\n'):
             raise InputError(f"delimiter {self.delimiter!r}: give one character, such as ';', or tab")
+        try:
+            codec = codecs.lookup(self.encoding)
+            "x".encode(self.encoding)  # refuses codecs that are none of text, such as base64
+        except (LookupError, ValueError) as error:
+            message = f"encoding {self.encoding!r}: there is none; give utf-8, latin-1, cp1252, utf-16 …"
+            raise InputError(message) from error
         object.__setattr__(self, "delimiter", cell)
-        object.__setattr__(self, "encoding", _codec_name(self.encoding))
+        object.__setattr__(self, "encoding", codec.name)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -103,17 +101,8 @@ class Reading:
 
     @property
     def is_utf8(self) -> bool:
-        """Whether lines of bytes are lines of the text."""
-        return self.encoding in UTF_8
-
-
-def _codec_name(encoding: str) -> str:
-    try:
-        codec = codecs.lookup(encoding)
-        "x".encode(encoding)  # refuses codecs that are none of text, such as base64
-    except (LookupError, ValueError) as error:
-        raise InputError(f"encoding {encoding!r}: there is none; give utf-8, latin-1, cp1252, utf-16 …") from error
-    return codec.name
+        """Whether lines of bytes are lines of the text; a byte order mark is dropped anyway."""
+        return self.encoding in ("utf-8", "utf-8-sig")
 
 
 USUAL = Reading()
@@ -134,10 +123,7 @@ class Record(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line of a text file, without its line break.
-
-    `size` counts its bytes on disk, line break included.
-    """
+    """One line of a text file, without its line break, and its bytes on disk, with it."""
 
     where: str
     text: str
@@ -150,9 +136,7 @@ def read_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
     Raises:
         InputError: at the first thing that is wrong, with file and line, unless `bad` takes it.
     """
-    if str(path) == STDIN:
-        return read_jsonl(STDIN, reading, bad)
-    suffix = format_suffix(path)
+    suffix = ".jsonl" if str(path) == STDIN else format_suffix(path)
     if suffix not in _READERS:
         raise InputError(f"{path}: unknown format '{suffix or 'no suffix'}'; give {KNOWN}")
     return _READERS[suffix](path, reading, bad)
@@ -167,6 +151,9 @@ def format_suffix(path: str | Path) -> str:
     """Return the suffix before any .gz: "a.jsonl.gz" → ".jsonl"."""
     path = Path(path)
     return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
+
+
+# ------------------------------------------------------------------------------------------------- lines
 
 
 def read_lines(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Line]:
@@ -188,7 +175,7 @@ def raw_lines(path: str | Path, reading: Reading = USUAL) -> Iterator[tuple[str,
             lines = (line.encode() for line in iter(partial(text.readline, LONGEST_RECORD + 1), ""))
         for raw in lines:
             place.number += 1
-            _refuse_endless(len(raw), str(place))
+            refuse_endless(len(raw), str(place))
             yield str(place), raw
 
 
@@ -223,7 +210,8 @@ def _readable(place: _Place, reading: Reading) -> Iterator[None]:
         raise unreadable(f"{place.name}, after {place.unit} {place.number}", error) from error
 
 
-def _refuse_endless(size: int, where: str) -> None:
+def refuse_endless(size: int, where: str) -> None:
+    """Fail with InputError on a record of more bytes than any document has."""
     if size > LONGEST_RECORD:
         raise InputError(f"{where}: longer than {LONGEST_RECORD // 1_000_000} MB; split it, or is this no text file?")
 
@@ -244,8 +232,10 @@ def _decode(raw: bytes, where: str) -> str:
         ) from error
 
 
-def read_jsonl(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream one JSON object a line; blank lines are passed over."""
+# ------------------------------------------------------------------------------------------------- JSON
+
+
+def _read_jsonl(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
     for line in read_lines(path, reading, bad):
         try:
             if line.text.strip():
@@ -254,7 +244,20 @@ def read_jsonl(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) ->
             bad(error)
 
 
-def read_json_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
+def parse_json_line(text: str, where: str) -> Record:
+    """Turn one line into a record, or say what is wrong with it."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long"
+        column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise InputError(f"{where}{column}: not valid JSON ({reason}); each line must be one JSON object") from error
+    if not isinstance(fields, dict):
+        raise InputError(f"{where}: a JSON {type(fields).__name__}, not an object; write {{...}} with named fields")
+    return Record(where, fields)
+
+
+def _read_json(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
     """Stream the objects of a JSON array, or objects one after another, as in JSONL."""
     place = _Place(shown_path(path), "item")
     with open_bytes(path) as file, _readable(place, reading):
@@ -291,20 +294,20 @@ class _JsonText:
                 return self._text[self._place : self._place + 1]
 
     def takes(self, sign: str) -> bool:
-        """Pass over the next character if it is this one."""
+        """Skip the next character if it is this one."""
         found = self.next_sign() == sign
         self._place += found
         return found
 
     def take_value(self, where: str) -> Any:
-        """Pass over the next value and return it."""
+        """Skip the next value and return it."""
         self.next_sign()
         while True:
             try:
                 value, self._place = json.JSONDecoder().raw_decode(self._text, self._place)
                 return value
             except (ValueError, RecursionError) as error:  # it may go on in the next chunk
-                _refuse_endless(len(self._text) - self._place, where)
+                refuse_endless(len(self._text) - self._place, where)
                 if not isinstance(error, json.JSONDecodeError) or not self._take_in_more():
                     reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long"
                     raise InputError(f"{where}: not valid JSON ({reason}); correct it, or is it cut off?") from error
@@ -320,84 +323,53 @@ class _JsonText:
         return size > 0
 
 
-def parse_json_line(text: str, where: str) -> Record:
-    """Turn one line into a record, or say what is wrong with it."""
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long"
-        column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise InputError(f"{where}{column}: not valid JSON ({reason}); each line must be one JSON object") from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{where}: a JSON {type(fields).__name__}, not an object; write {{...}} with named fields")
-    return Record(where, fields)
+# ------------------------------------------------------------------------------------------------- tables
 
 
-def read_csv(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream the rows of a CSV file.
-
-    The first row names the columns, quotes protect delimiters and line breaks.
-    """
-    delimiter = reading.delimiter or _delimiter(path, reading)
+def _read_csv(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
+    """Stream the rows of a CSV file, in which quotes protect delimiters and line breaks."""
+    delimiter = reading.delimiter
+    if delimiter is None:
+        header = next((_decode(raw, where) for where, raw in raw_lines(path, reading) if raw.strip()), "")
+        delimiter = max(DELIMITERS, key="".join(header.split('"')[::2]).count)  # outside of quotes
+        if delimiter != ",":
+            logger.info("%s: taking %r to separate cells (--delimiter names another)", path, delimiter)
     name = {",": "a comma", ";": "a semicolon", "\t": "a tab"}.get(delimiter, repr(delimiter))
     return _name_cells(_csv_rows(path, reading, delimiter), f"quote a cell that holds {name}", bad)
 
 
-def read_tsv(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream the rows of a TSV file.
-
-    A quote in it is just a quote, as in MS MARCO's and the IANA's TSV.
-    """
+def _read_tsv(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
+    """Stream the rows of a TSV file; a quote in it is just a quote, as in MS MARCO's and the IANA's TSV."""
     delimiter, lines = reading.delimiter or "\t", read_lines(path, reading, bad)
     rows = ((line.where, line.text.split(delimiter)) for line in lines if line.text.strip())
     return _name_cells(rows, "a cell cannot hold a tab or a line break", bad)
 
 
-def _delimiter(path: str | Path, reading: Reading) -> str:
-    """Return the delimiter in a CSV file's header, and report one that is no comma."""
-    header = next((_decode(raw, where) for where, raw in raw_lines(path, reading) if raw.strip()), "")
-    outside = "".join(header.split('"')[::2])  # of quotes
-    found = max(DELIMITERS, key=outside.count)
-    if found != ",":
-        logger.info("%s: taking %r to separate cells (--delimiter names another)", path, found)
-    return found
-
-
 def _csv_rows(path: str | Path, reading: Reading, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     """Stream the rows that are not empty, each with its first line."""
     csv.field_size_limit(2**31 - 1)  # the default refuses fields over 128 KiB, and a document may well be longer
-    lines = _CsvLines(path, reading)
-    rows, first_line = csv.reader(lines, delimiter=delimiter, strict=True), 1
+    size, mark = 0, codecs.BOM_UTF8  # of the row; further down, the mark may be part of a cell
+
+    def lines() -> Iterator[str]:
+        nonlocal size, mark
+        for where, raw in raw_lines(path, reading):
+            size += len(raw)
+            refuse_endless(size, where)
+            yield _decode(raw.removeprefix(mark), where)
+            mark = b""
+
+    rows, first_line = csv.reader(lines(), delimiter=delimiter, strict=True), 1
     try:
         for row in rows:
             if row:
                 yield f"{path}, line {first_line}", row
-            first_line = rows.line_num + 1
-            lines.size = 0
+            first_line, size = rows.line_num + 1, 0
     except csv.Error as error:
         raise InputError(f"{path}, line {first_line}: not valid CSV ({error}); check the quotes of this row") from error
 
 
-class _CsvLines(Iterator[str]):
-    """The lines of a CSV file with their line breaks, which a quoted cell keeps.
-
-    `size` is that of the current row.
-    """
-
-    def __init__(self, path: str | Path, reading: Reading) -> None:
-        self._lines = raw_lines(path, reading)
-        self._mark = codecs.BOM_UTF8
-        self.size = 0
-
-    def __next__(self) -> str:
-        where, raw = next(self._lines)
-        self.size += len(raw)
-        _refuse_endless(self.size, where)
-        mark, self._mark = self._mark, b""  # further down, it may be part of a cell
-        return _decode(raw.removeprefix(mark), where)
-
-
 def _name_cells(rows: Iterator[tuple[str, list[str]]], remedy: str, bad: Bad) -> Iterator[Record]:
+    """Make records of rows, the first of which names the columns."""
     where, header = next(rows, ("", []))
     if len(set(header)) < len(header):
         raise InputError(f"{where}: a column name stands twice among {header}; rename one")
@@ -408,8 +380,7 @@ def _name_cells(rows: Iterator[tuple[str, list[str]]], remedy: str, bad: Bad) ->
             bad(InputError(f"{where}: the row has {len(row)} cells, the header {len(header)}; {remedy}"))
 
 
-def read_parquet(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream the rows of a Parquet file, batch by batch."""
+def _read_parquet(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
     with needs_extra("parquet", f"{path}: reading Parquet"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -419,131 +390,14 @@ def read_parquet(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
             rows = (row for batch in file.iter_batches(batch_size=ROWS_AT_ONCE) for row in batch.to_pylist())
             for number, fields in enumerate(rows, start=1):
                 where = f"{path}, row {number}"
-                _refuse_endless(sum(len(value) for value in fields.values() if isinstance(value, str)), where)
+                refuse_endless(sum(len(value) for value in fields.values() if isinstance(value, str)), where)
                 yield Record(where, fields)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = one_line(error)
         raise InputError(f"{path}: not a readable Parquet file ({reason}); check it or write it again") from error
 
 
-def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream the texts, HTML pages and PDF files in and below a folder, in sorted order.
-
-    Hidden files, links that lead out of the folder, and files whose library is not installed are skipped and reported.
-    The id is the path below the folder, with forward slashes. A Markdown file's title is its first heading.
-    """
-    folder, left_out = Path(folder), _LeftOut(Path(folder))
-    for directory, subfolders, names in os.walk(folder, onerror=_refuse_folder):
-        left_out.folders += [name for name in subfolders if name.startswith(".")]
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for path in (Path(directory) / name for name in sorted(names)):
-            if text_suffix(path) is None or left_out.take(path):
-                continue
-            try:
-                yield _text_record(path, path.relative_to(folder).as_posix(), reading)
-            except InputError as error:
-                bad(error if reading.skip_bad else InputError(f"{error}; --skip-bad leaves such files out"))
-    left_out.tell()
-
-
-def text_suffix(path: Path) -> str | None:
-    """Return the suffix of a text, a page or a PDF file; None for every other file."""
-    suffix = path.suffix.lower() if path.suffix.lower() in LIBRARIES else format_suffix(path)
-    return suffix if suffix in (*TEXT_SUFFIXES, *LIBRARIES) else None
-
-
-class _LeftOut:
-    """What is not read of a folder: hidden folders and files, links that lead out, files that need a library."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.within = folder, os.path.realpath(folder)
-        self.folders: list[str] = []
-        self.files: list[str] = []
-        self.links: list[Path] = []
-        self.unread: Counter[str] = Counter()
-
-    def take(self, path: Path) -> bool:
-        """Return whether a file is left out."""
-        suffix = path.suffix.lower()
-        if path.name.startswith("."):
-            self.files.append(path.name)
-        elif path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(self.within):
-            self.links.append(path)
-        elif suffix in LIBRARIES and not is_readable(suffix):
-            self.unread[suffix] += 1
-        else:
-            return False
-        return True
-
-    def tell(self) -> None:
-        """Report what was left out."""
-        for suffix, count in sorted(self.unread.items()):
-            logger.warning("%s: left out %d %s files; %s reads them", self.folder, count, suffix, INSTALL[suffix])
-        if self.links:
-            logger.warning("left out %d links that lead out of %s: %s …", len(self.links), self.folder, self.links[0])
-        if self.folders or self.files:
-            hidden = [_hidden("folder", self.folders), _hidden("text file", self.files)]
-            logger.info("%s: left out %s", self.folder, " and ".join(filter(None, hidden)))
-
-
-def _hidden(kind: str, names: list[str]) -> str:
-    several = len(names) > 1
-    return f"{len(names):,} hidden {kind}{'s' * several} ({min(names)}{' …' * several})" if names else ""
-
-
-def _text_record(path: Path, doc_id: str, reading: Reading) -> Record:
-    if path.suffix.lower() in LIBRARIES:
-        return Record(str(path), {"id": doc_id, **read_page(path, reading.encoding)._asdict()})
-    text = _whole_text(path, reading)
-    fields = {"id": doc_id, "text": text}
-    if format_suffix(path) == ".md":
-        title, rest = split_heading(text)
-        fields |= {"title": title, "text": rest} if title else {}
-    return Record(str(path), fields)
-
-
-def split_heading(text: str) -> tuple[str, str]:
-    r"""Return a Markdown text's first heading, and the text, without the heading where it begins with it.
-
-    >>> split_heading("# Red shoes\n\nAre red.")
-    ('Red shoes', 'Are red.')
-    >>> split_heading("Shoes are red.\n\nWhy?\n====")
-    ('Why?', 'Shoes are red.\n\nWhy?\n====')
-    """
-    lines, fenced = text.split("\n"), False
-    start = _after_front_matter(lines)
-    for place in range(start, len(lines)):
-        line, following = lines[place], lines[place + 1] if place + 1 < len(lines) else ""
-        fenced ^= bool(FENCE.match(line))
-        marked, underlined = HEADING.fullmatch(line), bool(line.strip() and UNDERLINE.fullmatch(following))
-        if fenced or not (marked or underlined):
-            continue
-        title = (marked["title"] if marked else line).strip()
-        if title and any(map(str.strip, lines[start:place])):
-            return title, text
-        if title:
-            return title, "\n".join(lines[:start] + lines[place + 1 + (not marked) :]).strip("\n")
-    return "", text
-
-
-def _after_front_matter(lines: list[str]) -> int:
-    """Return the line after the front matter, which is between two lines of three dashes."""
-    if lines[0].rstrip() != "---":
-        return 0
-    return next((place + 1 for place, line in enumerate(lines) if place and line.rstrip() == "---"), 0)
-
-
-def _whole_text(path: Path, reading: Reading) -> str:
-    lines, size = [], 0
-    for line in read_lines(path, reading):
-        size += line.size
-        _refuse_endless(size, str(path))
-        lines.append(line.text)
-    return "\n".join(lines)
-
-
-def _refuse_folder(error: OSError) -> None:
-    raise unreadable(error.filename, error) from error
+# ------------------------------------------------------------------------------------------------- opening
 
 
 def unreadable(path: str | Path, error: OSError) -> InputError:
@@ -576,9 +430,9 @@ def _refuse_special(path: str | Path) -> None:
 
 
 _READERS: dict[str, Callable[[str | Path, Reading, Bad], Iterator[Record]]] = {
-    **dict.fromkeys(JSONL_SUFFIXES, read_jsonl),
-    ".json": read_json_records,
-    ".csv": read_csv,
-    ".tsv": read_tsv,
-    ".parquet": read_parquet,
+    **dict.fromkeys(JSONL_SUFFIXES, _read_jsonl),
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": _read_parquet,
 }

@@ -1,6 +1,6 @@
-"""Terms: the words of a text in the form that is matched and counted, in lower case and without endings, in any script.
+"""Terms: the words of a text as they are matched and counted: lower case, without endings, in any script.
 
-They need to know the language, so a corpus in another one than its encoder reads is noticed here too.
+They need to know the language, so this module also notices a corpus in another one than its encoder reads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache, lru_cache
-from itertools import islice
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +58,7 @@ PRESENTED = re.compile(r"[\ufb00-\ufdff\ufe70-\ufeff\uff00-\uffef]+")
 
 
 def terms(text: str, language: str) -> list[str]:
-    """Return the terms of a text in order.
+    """Return the terms of a text, in order.
 
     >>> terms("Parsing URLs by parse_url", "english")
     ['pars', 'url', 'by', 'parse_url', 'pars', 'url']
@@ -70,21 +70,10 @@ def terms(text: str, language: str) -> list[str]:
 
 
 def _terms_between_spaces(piece: str, language: str) -> tuple[str, ...]:
-    """Return the terms of what stands between two spaces; no term reaches across one."""
     return tuple(analyzer(language).analyze(spelled_out(piece)))
 
 
 _remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most pieces come again
-
-
-def in_one_form(text: str) -> str:
-    """Return a text with each character in its usual form.
-
-    é is one character; ﬁ and ｆｉ, which are forms of fi, are two.
-
-    Not all that Unicode calls compatible (NFKC) is: that would make one word of "Word™", and 106 of 10⁶.
-    """
-    return unicodedata.normalize("NFC", PRESENTED.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text))
 
 
 def spelled_out(text: str) -> str:
@@ -97,29 +86,20 @@ def spelled_out(text: str) -> str:
     >>> spelled_out("東京都 in Japan")
     ' 東京 京都  in Japan'
     """
-    text = text if text.isascii() else in_one_form(text)
+    if not text.isascii():  # NFKC for forms of letters only: it would make one word of "Word™", and 106 of 10⁶
+        text = PRESENTED.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+        text = unicodedata.normalize("NFC", text)
     text = IDENTIFIER.sub(lambda found: " ".join([found[0], *PART.findall(found[0])]), text)
-    return UNSPACED.sub(lambda found: f" {' '.join(_pairs(found[0]))} ", text)
-
-
-def _pairs(run: str) -> list[str]:
-    return [run] if len(run) == 1 else [run[place : place + 2] for place in range(len(run) - 1)]
+    return UNSPACED.sub(lambda run: f" {' '.join(map(''.join, pairwise(run[0]))) or run[0]} ", text)
 
 
 def inverse_document_frequency(counts: np.ndarray, total: int) -> np.ndarray:
-    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)).
-
-    It is large for rare terms, and above 0 for one in every text.
-    """
+    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)), which is above 0 even for a term in every text."""
     return np.log1p((total - counts + 0.5) / (counts + 0.5))
 
 
 def checked_language(language: str) -> str:
-    """Return a language whose words can be stemmed.
-
-    Raises:
-        InputError: there is no stemmer for it.
-    """
+    """Return a language, or fail with InputError if there is no stemmer for it."""
     if language not in (*LANGUAGES, "none"):
         raise InputError(f"language {language!r}: choose one of {', '.join(LANGUAGES)}, or none")
     return language
@@ -137,19 +117,15 @@ def analyzer(language: str) -> Any:
 
 
 def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") -> None:
-    """Warn once if most texts are not in the encoder's language.
+    """Warn once if most texts are not in the language of an encoder, given by its name.
 
-    Args:
-        corpus: the documents; a sample of them is looked at.
-        encoder: the name of the encoder, or of what it was trained from.
-        language: whose endings are cut off the words.
+    `language` is the stemmer's.
     """
     name = encoder.removesuffix(", fitted")
-    if name not in ENGLISH_ENCODERS:
-        return
     step = max(1, len(corpus) // SAMPLE)
-    found = foreign_language(corpus[position].full_text for position in islice(range(0, len(corpus), step), SAMPLE))
-    if found is None:
+    some = range(0, len(corpus), step)[:SAMPLE]
+    found = name in ENGLISH_ENCODERS and foreign_language(corpus[position].full_text for position in some)
+    if not found:
         return
     fitting = found if found in LANGUAGES else "none"
     stem = "" if fitting == language else f" (index with --language {fitting})"
@@ -162,9 +138,7 @@ def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") ->
 
 
 def foreign_language(texts: Iterable[str]) -> str | None:
-    """Return the language of most texts; None for English, code or unclear.
-
-    A language without a name here is given by its ISO 639 code.
+    """Return the language of most texts, by its name or ISO 639 code; None for English, code or unclear.
 
     >>> foreign_language(["Die Katze schläft nicht, und der Hund ist auf dem Sofa."] * 2)
     'german'
@@ -178,7 +152,7 @@ def foreign_language(texts: Iterable[str]) -> str | None:
 
 
 def _language(text: str) -> str | None:
-    """Return the code of a text's language; None where that is not sure."""
+    """Return the code of a text's language; None if that is not sure."""
     if sum(map(str.isalpha, text)) < LEAST_LETTERS:
         return None
     code, probability = _identifier().classify(text)

@@ -1,7 +1,9 @@
-"""Words and marks of a text, spans cut out of it, and the passages that a long text is cut into.
+"""Words and marks of a text, spans, passages of a long text, and the snippet to show of a hit.
 
 A passage ends where a sentence ends, if one does in its last quarter; else between two words; else between two tokens.
-The next one begins some way before that end, so that what stands at a cut is read in full in one of the two.
+The next one begins before that end, so that what stands at a cut is complete in one of the two.
+
+An encoder finds by meaning and not by words; the marked words of a snippet do not explain its score.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +28,29 @@ OVERLAP = 8  # an eighth of a passage, at the least, is in the next one too
 SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]|\n\s*")
 READ_AT_ONCE = 1 << 20  # characters; tokenizers need a hundred times as much memory
 
+SNIPPET_CHARACTERS = 320
+PASSAGE_CHARACTERS = 2000  # a passage is shown in full if it is no longer; hardly one is
+READ_CHARACTERS = 20_000  # of a document; what comes later is not looked through
+READ_IN_ALL = 1_000_000  # characters, of all documents of an answer: with many of them, less of each is looked through
+MOST_WORDS = 64  # of a query that are marked, the first ones; a text all in yellow is no help
+MOST_MARKS = 200  # in a text
+BLANK = re.compile(r"\s")
+ENDING = 3  # letters: "thread" marks "threads" and "threaded"
+FUNCTION_WORDS = frozenset(  # of English, which stand in every text; scikit-learn's list takes a second to import
+    ANY_WORD.findall("""
+    a about above after again against all also am an and any are as at be because been before being below between both
+    but by can could did do does doing down during each few for from further had has have having he her here hers
+    him his how i if in into is it its itself just me more most my no nor not now of off on once only or other our ours
+    out over own same she should so some such than that the their theirs them then there these they this those through
+    to too under until up very was we were what when where which while who whom why will with would you your
+    yours""")
+)
+
+Offsets = Sequence[tuple[int, int]]
+"""Where each word or mark of a text, or each token of an encoder, begins and ends."""
+Mark = tuple[int, int]
+"""Where a marked word begins and ends, in code points."""
+
 
 class Span(NamedTuple):
     """A piece of a text, and the text without it."""
@@ -32,20 +59,15 @@ class Span(NamedTuple):
     outside: str
 
 
-Offsets = Sequence[tuple[int, int]]
-"""Where each word or mark of a text, or each token of an encoder, begins and ends."""
-
-
 def word_offsets(text: str) -> Offsets:
     """Return where the words and marks of a text begin and end."""
     return [match.span() for match in WORD_OR_MARK.finditer(text)]
 
 
 def cut_span(text: str, length: int, place: float, offsets: Offsets | None = None) -> Span:
-    """Cut out `length` words and marks; `place` says where: 0 at the beginning, 1 at the last possible start.
+    """Cut out `length` words and marks, or pieces at `offsets`; `place` is 0 for the beginning, 1 for the end.
 
-    A text of fewer than 2·`length` of them gives up half, so that something is left to be found. With `offsets`, what
-    is taken are these pieces.
+    A text of fewer than 2·`length` of them gives up half, so that something is left to be found.
 
     >>> cut_span("The quick brown fox jumps over the lazy dog.", 2, 0.25)
     Span(inside='brown fox', outside='The quick jumps over the lazy dog.')
@@ -60,10 +82,7 @@ def cut_span(text: str, length: int, place: float, offsets: Offsets | None = Non
 
 
 def text_pieces(text: str) -> Iterator[str]:
-    """Cut a long text into pieces for a tokenizer, before blanks: tokens do not go across these.
-
-    Only a word of more than a million characters is cut within.
-    """
+    """Cut a long text for a tokenizer, before blanks; only a word of over a million characters is cut within."""
     start = 0
     while len(text) - start > READ_AT_ONCE:
         stop = text.rfind(" ", start + 1, start + READ_AT_ONCE)
@@ -75,19 +94,17 @@ def text_pieces(text: str) -> Iterator[str]:
 
 
 def first_words(text: str, count: int) -> str:
-    """Return a text as far as its first `count` words and marks; all of a shorter one.
+    """Return a text as far as its first `count` words and marks.
 
     >>> first_words("one two three, four", 4)
     'one two three,'
     """
-    for seen, match in enumerate(WORD_OR_MARK.finditer(text), start=1):
-        if seen == count:
-            return text[: match.end()]
-    return text
+    last = next(islice(WORD_OR_MARK.finditer(text), count - 1, None), None)
+    return text[: last.end()] if last else text
 
 
 def hash64(text: str, *, signed: bool = False) -> int:
-    """Return 64 bits of a text's BLAKE2b digest, the same on every machine; from −2⁶³ on where `signed`.
+    """Return 64 bits of a text's BLAKE2b digest, the same on every machine; from −2⁶³ on if `signed`.
 
     >>> hash64("a"), hash64("a", signed=True)
     (3405396810240292928, 3405396810240292928)
@@ -96,7 +113,7 @@ def hash64(text: str, *, signed: bool = False) -> int:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether UTF-8 can write a text: not where it holds half a surrogate pair, which JSON can spell.
+    """Return whether UTF-8 can write a text: not if it holds half a surrogate pair, which JSON can spell.
 
     >>> is_unicode("é"), is_unicode(chr(0xD800))
     (True, False)
@@ -123,74 +140,172 @@ class Passage(NamedTuple):
     stop: int
 
 
-def cut_passages(text: str, tokens: Sequence[tuple[int, int]] | np.ndarray, most: int) -> list[Passage]:
+def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Passage]:
     """Cut a text into overlapping passages that cover all of it, in order; a text that fits is one passage.
+
+    A passage has at most `most` tokens, unless they belong to one character.
 
     >>> text = "One fish swims. Two fish swim. Three fish sink. Four fish rest."
     >>> tokens = [match.span() for match in re.finditer("[A-Za-z]+", text)]
     >>> [text[slice(*passage)] for passage in cut_passages(text, tokens, 8)]
     ['One fish swims. Two fish swim. ', 'fish swim. Three fish sink. Four fish rest.']
-
-    Args:
-        text: what is cut.
-        tokens: where the encoder's tokens begin and end in it, in order.
-        most: how many tokens a passage has at most. What cannot be cut (the tokens of one character) may be more.
     """
     places = np.asarray(tokens, dtype=np.int64).reshape(-1, 2)
     if len(places) <= most:
         return [Passage(0, len(text))]
-    cuts = _Cuts(text, places)
+    kinds = _cuts(text, places)
+    character = np.append(places[:, 0], len(text))  # where a passage begins that is cut before a token
+    character[0] = 0
     first, passages = 0, []
-    while True:
-        if len(places) - first <= most:
-            passages.append(Passage(cuts.character(first), len(text)))
-            return passages
-        last = max(cuts.latest(first + most - most // LOOK_BACK, first + most), cuts.after(first))
-        passages.append(Passage(cuts.character(first), cuts.character(last)))
+    while len(places) - first > most:
+        last = max(_latest(kinds, first + most - most // LOOK_BACK, first + most), _after(kinds, first))
+        passages.append(Passage(int(character[first]), int(character[last])))
         if last == len(places):
             return passages
         earliest, latest = last - most // LOOK_BACK, last - most // OVERLAP
         if len(places) - latest <= most:  # the last one is as long as it may be: a few words alone say little
             earliest = min(latest, len(places) - most)
-        first = max(cuts.earliest(earliest, latest), cuts.after(first))
+        first = max(_earliest(kinds, earliest, latest), _after(kinds, first))
+    return [*passages, Passage(int(character[first]), len(text))]
 
 
-class _Cuts:
-    """Where a text can be cut: before which of its tokens, numbered from 0 to their count."""
+def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
+    """Return before which tokens a text can be cut: where a sentence begins, or a word, or any token."""
+    starts, stops = places[:, 0], places[:, 1]
+    apart = np.ones(len(places), dtype=bool)  # whether a token begins where all before it have ended
+    apart[1:] = starts[1:] >= np.maximum.accumulate(stops)[:-1]
+    tokens = np.append(np.flatnonzero(apart), len(places))
+    ends = ([match.end() for match in kind.finditer(text)] for kind in (SENTENCE_END, re.compile(r"\s+")))
+    return [*(np.intersect1d(tokens, np.searchsorted(starts, np.array(each, np.int64))) for each in ends), tokens]
 
-    def __init__(self, text: str, places: np.ndarray) -> None:
-        starts, stops = places[:, 0], places[:, 1]
-        self._starts, self._length = starts, len(text)
-        apart = np.ones(len(places), dtype=bool)  # whether a token begins where all before it have ended
-        apart[1:] = starts[1:] >= np.maximum.accumulate(stops)[:-1]
-        self._any = np.append(np.flatnonzero(apart), len(places))
-        ends = np.array([match.end() for match in SENTENCE_END.finditer(text)], dtype=np.int64)
-        self._sentences = np.intersect1d(self._any, np.searchsorted(starts, ends))
-        gaps = np.array([match.end() for match in re.finditer(r"\s+", text)], dtype=np.int64)
-        self._words = np.intersect1d(self._any, np.searchsorted(starts, gaps))
 
-    def character(self, token: int) -> int:
-        """Return the character that a token begins at; the text's end after the last."""
-        if token == 0:
-            return 0
-        return int(self._starts[token]) if token < len(self._starts) else self._length
+def _latest(kinds: list[np.ndarray], low: int, high: int) -> int:
+    """Return the last cut from `low` to `high`, of the first kind that has one; else the last token's before."""
+    for places in kinds:
+        place = np.searchsorted(places, high, side="right") - 1
+        if place >= 0 and places[place] >= low:
+            return int(places[place])
+    return int(kinds[-1][np.searchsorted(kinds[-1], high, side="right") - 1])
 
-    def latest(self, low: int, high: int) -> int:
-        """Return the last place from `low` to `high` where a sentence ends, or a word, or a token."""
-        for places in (self._sentences, self._words, self._any):
-            place = np.searchsorted(places, high, side="right") - 1
-            if place >= 0 and places[place] >= low:
-                return int(places[place])
-        return int(self._any[np.searchsorted(self._any, high, side="right") - 1])
 
-    def earliest(self, low: int, high: int) -> int:
-        """Return the first place from `low` to `high` where a sentence begins, or a word, or a token."""
-        for places in (self._sentences, self._words, self._any):
-            place = np.searchsorted(places, low)
-            if place < len(places) and places[place] <= high:
-                return int(places[place])
-        return int(self._any[np.searchsorted(self._any, high, side="right") - 1])
+def _earliest(kinds: list[np.ndarray], low: int, high: int) -> int:
+    """Return the first cut from `low` to `high`, of the first kind that has one; else the last token's before."""
+    for places in kinds:
+        place = np.searchsorted(places, low)
+        if place < len(places) and places[place] <= high:
+            return int(places[place])
+    return int(kinds[-1][np.searchsorted(kinds[-1], high, side="right") - 1])
 
-    def after(self, token: int) -> int:
-        """Return the first place after a token."""
-        return int(self._any[np.searchsorted(self._any, token, side="right")])
+
+def _after(kinds: list[np.ndarray], token: int) -> int:
+    """Return the first cut after a token."""
+    return int(kinds[-1][np.searchsorted(kinds[-1], token, side="right")])
+
+
+# ------------------------------------------------------------------------------------------------- snippets
+
+
+class Snippet(NamedTuple):
+    """What is shown of a text.
+
+    Attributes:
+        text: its characters, white space as in the document.
+        start: where the snippet begins in the document.
+        whole: whether the snippet is all of the document.
+        marks: where the query's words stand in it.
+    """
+
+    text: str
+    start: int
+    whole: bool
+    marks: list[Mark]
+
+
+class QueryWords:
+    """The words of a query that are marked in `texts` texts; words that stand in every text only without others."""
+
+    def __init__(self, query: str, texts: int = 1) -> None:
+        words = list(dict.fromkeys(word.casefold() for word in ANY_WORD.findall(query)))
+        telling = [word for word in telling_words(words) if len(word) > 1] or words
+        self._words = frozenset(telling[:MOST_WORDS])
+        self._longest = max(map(len, self._words), default=0) + ENDING
+        self._met: set[str] = set()  # words of texts, in their spelling there
+        self._marked: set[str] = set()  # those of them that are the query's
+        self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
+
+    def __contains__(self, word: str) -> bool:
+        """Return whether a word of a text is one of the query's, with an ending or without."""
+        if len(word) > self._longest:
+            return False
+        word = word.casefold()
+        return word in self._words or any(
+            word[:-letters] in self._words and word[-letters:].isalpha() for letters in range(1, ENDING + 1)
+        )
+
+    def marks_in(self, text: str) -> list[Mark]:
+        """Find where the query's words stand in a text; each different word of the texts is compared once."""
+        if not self._words:
+            return []
+        met = set(ANY_WORD.findall(text, 0, self._read))
+        self._marked.update(word for word in met - self._met if word in self)
+        self._met |= met
+        if met.isdisjoint(self._marked):
+            return []
+        found = (match.span() for match in ANY_WORD.finditer(text, 0, self._read) if match[0] in self._marked)
+        return list(islice(found, MOST_MARKS))
+
+
+def telling_words(words: Sequence[str], language: str = "english") -> Sequence[str]:
+    """Drop the words of an English query that stand in every text, unless there is no other.
+
+    >>> telling_words(["play", "music", "from", "the", "shell"]), telling_words(["to", "be"])
+    (['play', 'music', 'shell'], ['to', 'be'])
+    """
+    if language != "english":
+        return words
+    return [word for word in words if word.casefold() not in FUNCTION_WORDS] or words
+
+
+def snippet_of(text: str, passage: Passage | None, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
+    """Show the passage that a document was found by; without a passage, its best snippet of a length."""
+    if passage is None:
+        return best_snippet(text, words, length)
+    found = best_snippet(text[passage.start : passage.stop], words, PASSAGE_CHARACTERS)
+    return found._replace(start=passage.start + found.start, whole=len(found.text) == len(text))
+
+
+def best_snippet(text: str, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
+    """Find the snippet with most different words of the query; the beginning of the text if that has as many."""
+    marks = words.marks_in(text)
+    if len(text) <= length:
+        return Snippet(text, 0, True, marks)
+    start = _best_start(text, marks, length)
+    gap = BLANK.search(text, start - 1, start + 40) if start else None
+    snippets = [_snippet(text, at, length, marks) for at in (0, gap.end() if gap else start)]
+    return max(snippets, key=lambda each: len({each.text[first:last].casefold() for first, last in each.marks}))
+
+
+def _snippet(text: str, start: int, length: int, marks: Sequence[Mark]) -> Snippet:
+    """Cut out about `length` characters, up to the end of the last full word."""
+    end = min(start + length, len(text))
+    if end < len(text):
+        gap = max(text.rfind(" ", end - 40, end), text.rfind("\n", end - 40, end))
+        end = gap if gap > 0 else end
+    inside = [(first - start, last - start) for first, last in marks if first >= start and last <= end]
+    return Snippet(text[start:end], start, False, inside)
+
+
+def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
+    """Return a position a little before the first mark of the window that holds most different words."""
+    best, start, left = 0, 0, 0
+    inside: Counter[str] = Counter()  # the words of the window, from the mark `left` to the last one seen
+    spelled = [text[first:last].casefold() for first, last in marks]
+    for right, (_, last) in enumerate(marks):
+        inside[spelled[right]] += 1
+        while left <= right and marks[left][0] + length * 3 // 4 < last:
+            inside[spelled[left]] -= 1
+            inside += Counter()  # drops the words of count 0
+            left += 1
+        if len(inside) > best:
+            best, start = len(inside), marks[left][0]
+    return max(0, min(start - length // 4, len(text) - length))

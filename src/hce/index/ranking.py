@@ -21,8 +21,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from hce.data.documents import Document
-from hce.data.snippets import SNIPPET_CHARACTERS, QueryWords, Snippet, snippet_of, telling_words
-from hce.data.text import ANY_WORD, Passage, cut_span, is_unicode
+from hce.data.text import (
+    ANY_WORD,
+    SNIPPET_CHARACTERS,
+    Passage,
+    QueryWords,
+    Snippet,
+    cut_span,
+    is_unicode,
+    snippet_of,
+    telling_words,
+)
 from hce.errors import InputError
 from hce.index.derived import Derived
 from hce.index.store import MomentPassedError, Reader

@@ -19,8 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hce._version import __version__
 from hce.data.documents import Document
-from hce.data.snippets import Mark, QueryWords, snippet_of
-from hce.data.text import is_unicode
+from hce.data.text import Mark, QueryWords, is_unicode, snippet_of
 from hce.errors import HceError, InputError, WriterBusyError
 from hce.index.background import DocumentMap, Ranking, Readiness, Untrained
 from hce.index.filters import FieldSummary, parse_clauses

@@ -252,8 +252,8 @@ def count_work(report: Path, arguments: list[str]) -> None:
 
     counted(Encoder, "encode", "texts encoded", lambda self, texts, *_, **__: len(texts))
     counted(Encoder, "tokenize", "texts encoded, those of training steps too", lambda self, texts, *_, **__: len(texts))
-    counted(reading, "parse_document", "documents fetched", lambda *_, **__: 1)
-    counted(reading._Checker, "add", "documents read and checked", lambda *_, **__: 1)
+    counted(reading._JsonlFile, "__getitem__", "documents fetched", lambda *_, **__: 1)
+    counted(reading._Scan, "add", "documents read and checked", lambda *_, **__: 1)
     counted(dist, "all_reduce", "bytes reduced", lambda tensor, *_, **__: size(tensor))
     counted(dist, "all_gather", "bytes gathered", lambda parts, own, *_, **__: size(own) * len(parts))
     counted(dist, "broadcast", "bytes broadcast", lambda tensor, *_, **__: size(tensor))
