@@ -228,6 +228,29 @@ def test_the_page_of_generative_retrievers_says_what_was_not_run():
     assert any("no generated queries" in note for note in notes)
 
 
+def test_the_rate_of_a_generative_system_is_the_best_on_dev(launch, tmp_path):
+    options = ["--seeds=1", "--systems=bm25,dsi-atomic,dsi++", "--splits=test,test_seen", "--queries=30", *BUDGET]
+    out, err, page = launch(generative, "--rates", "0.0001,0.01", *options)
+    assert err.count(": done") == 5
+    assert "test: 240 documents, 30 queries" in page
+    assert "test_seen: 240 documents, 20 queries" in page
+    for system in ("dsi-atomic", "dsi++"):
+        assert f"concepts {system} 0 at 0.01: done" in err
+        kept = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob(f"{system}-0-*.json")]
+        on_dev = {each["identity"]["rate"]: each["result"]["test"]["facts"]["dev"] for each in kept}
+        best = max(on_dev, key=on_dev.get)
+        assert [row[6] for row in rows(out) if row[0] == system] == 2 * [f"{best:g}"]
+        tried = f"0.0001 {on_dev[0.0001]:.3f}, 0.01 {on_dev[0.01]:.3f}"
+        assert f"concepts, {system}: nDCG@10 on dev by learning rate: {tried}" in page
+    assert len(set(on_dev.values())) == 2
+
+
+def test_no_rate_is_chosen_without_dev_queries(bench):
+    bench = replace(bench, task=replace(bench.task, pairs=None, dev=None))
+    with pytest.raises(InputError, match="no labeled queries to choose a learning rate by; leave out --rates"):
+        generative._by_best_rate(bench, "dsi-atomic", argparse.Namespace(rates=[0.1], one_seed=[], seeds=1))
+
+
 def test_the_slope_is_the_power_of_n():
     sizes = clustering_cost.sizes_of(1000, 3)
     assert sizes == [125, 250, 500, 1000]

@@ -573,8 +573,7 @@ LONGER = replace(RECIPE, epochs=1, epoch_pairs=200 * 50, batch_size=50)
 @pytest.fixture
 def learns_fast(monkeypatch):
     """What is this narrow learns at a higher rate."""
-    monkeypatch.setattr(generative_training, "FRESH_RATE", 1e-2)
-    monkeypatch.setattr(generative_training, "KNOWN_RATE", 1e-2)
+    monkeypatch.setattr(generative_training, "RATE", 1e-2)
     monkeypatch.setattr(generative, "DROPOUT", 0.0)
 
 

@@ -289,8 +289,7 @@ def test_only_the_codebook_of_the_step_learns(small):
 
 def test_it_learns_200_documents_by_heart(encoder_folder, monkeypatch):
     """And of other queries, it finds far more than chance would."""
-    monkeypatch.setattr("hce_lab.comparison.generative_training.FRESH_RATE", 0.01)
-    monkeypatch.setattr("hce_lab.comparison.generative_training.KNOWN_RATE", 0.01)
+    monkeypatch.setattr("hce_lab.comparison.generative_training.RATE", 0.01)
     monkeypatch.setattr("hce_lab.comparison.generative.DROPOUT", 0.0)
     recipe = replace(TINY, epochs=2, epoch_pairs=100 * 50, batch_size=50, learning_rate=0.01)
     task = random_task(encoder_folder, 200, recipe)

@@ -163,6 +163,8 @@ class Bench:
         task = replace(task, generated=generated)
         place = self.models and self.models / f"{name}-{seed}"
         identity = {**self.identity, "generated": generated and generated.digest, "system": name, "seed": seed}
+        if task.rate is not None:
+            identity["rate"] = task.rate
         if system.written:
             identity["language_model"] = _contents(task.language_model)
 

@@ -38,8 +38,7 @@ from hce_lab.comparison.task import Built, Task
 
 FIRST_WORDS = 32  # and marks, of a document, which DSI reads to its id
 STARTS_SHARE = 0.5  # of the examples made of documents
-FRESH_RATE = 1e-3  # what starts at random learns faster …
-KNOWN_RATE = 1e-3  # … than what knows something, which learns at the recipe's rate, and at no more than this
+RATE = 1e-3  # of weights that start at random; pretrained ones learn at the recipe's rate, but no faster than this
 LEAST_WARMUP = 0.05
 MAX_GRADIENT = 1.0
 DEV_BEAM = 10
@@ -170,6 +169,7 @@ def fit(
     *,
     checkpoints: CheckpointFolder | None = None,
     measure: Callable[[], float] | None = None,
+    rate: float | None = None,
     progress: bool = False,
     title: str = "training",
 ) -> Progress:
@@ -187,6 +187,7 @@ def fit(
         checkpoints: where the state is kept; None keeps none.
         measure: how good the network is, asked after each epoch; the weights of the best one are kept. None keeps the
             last ones.
+        rate: the learning rate of weights that start at random, and the highest of the others; None is `RATE`.
         progress: show a bar.
         title: what the bar says.
 
@@ -194,7 +195,7 @@ def fit(
         InputError: the loss is no number any more, or the state cannot be written or is of another run.
         FormatError: the state is damaged.
     """
-    run = _Run(network, recipe, budget, checkpoints)
+    run = _Run(network, recipe, budget, checkpoints, rate or RATE)
     run.resume()
     with progress_bar(title, budget.total, "steps", show=progress) as advance:
         advance(run.done.step)
@@ -220,10 +221,10 @@ class _Run:
     """A network, its optimiser, and how far they have come."""
 
     def __init__(
-        self, network: IdNetwork, recipe: Recipe, budget: Budget, checkpoints: CheckpointFolder | None
+        self, network: IdNetwork, recipe: Recipe, budget: Budget, checkpoints: CheckpointFolder | None, rate: float
     ) -> None:
         self.network, self.recipe, self.budget, self.checkpoints = network, recipe, budget, checkpoints
-        self.rates = [FRESH_RATE, min(recipe.learning_rate, KNOWN_RATE)]
+        self.rates = [rate, min(recipe.learning_rate, rate)]
         groups = zip([network.fresh, network.known], self.rates, strict=True)
         self.optimizer = new_optimizer(recipe.optimizer, groups)
         self.done = Progress()
@@ -371,6 +372,7 @@ class Prepared:
             budget or self.budget,
             checkpoints=self.checkpoints(name),
             measure=None if searcher is None else self.dev_measure(searcher),
+            rate=self.task.rate,
             progress=self.task.progress,
             title=name,
         )
@@ -387,6 +389,7 @@ class Prepared:
             "set of generated queries": task.generated and task.generated.digest,
             "set of dev queries": task.dev and task.dev.digest,
             "system": name,
+            "rate": task.rate,
             **{f"setting {key}": value for key, value in self.recipe.as_dict().items()},
         }
         return CheckpointFolder(task.folder / name, identity)

@@ -240,12 +240,14 @@ class ContinualSearcher:
         recipe: epochs, batch and seed of the training that goes on.
         ids: of the documents.
         texts: what stands for the queries of each document.
+        rate: the learning rate of all training, see `fit`.
     """
 
     network: IdNetwork
     recipe: Recipe
     ids: list[str]
     texts: list[list[str]]
+    rate: float | None = None
     progress: bool = False
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
@@ -272,6 +274,7 @@ class ContinualSearcher:
             ReplayStream(texts, len(self.ids), self.recipe),
             self.recipe,
             Budget(1, max(LEAST_STEPS, steps)),
+            rate=self.rate,
             progress=self.progress,
             title=f"adding {len(documents):,}",
         )
@@ -290,7 +293,7 @@ def extend_head(network: IdNetwork, count: int, seed: int) -> None:
 def train_continual(task: Task) -> tuple[ContinualSearcher, Built]:
     """Train atomic DSI on all documents of a task, ready to be trained on."""
     network, texts, built = atomic_network(task)
-    return ContinualSearcher(network, task.recipe, list(task.corpus.ids), texts, task.progress), built
+    return ContinualSearcher(network, task.recipe, list(task.corpus.ids), texts, task.rate, task.progress), built
 
 
 # ------------------------------------------------------------------------------------------------------ the systems

@@ -56,6 +56,7 @@ class Task:
         defaults: what `hce train` does with the same settings and seed, companions included; ours train by it. None
             is the same as `recipe`.
         built: what was built before by `built_once`, by what it depends on.
+        rate: the learning rate of generative retrievers; None is the usual one, see `generative_training`.
     """
 
     corpus: Corpus
@@ -69,6 +70,7 @@ class Task:
     language_model: str = BUNDLED
     defaults: Recipe | None = None
     built: dict[Any, Built] = field(default_factory=dict)
+    rate: float | None = None
 
     def load_encoder(self) -> Encoder:
         """Load the encoder as it was given, untouched by other systems."""
