@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import labels_of_concepts
+from conftest import WORDS, fast_tokenizer, labels_of_concepts
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from transformers import T5Config, T5ForConditionalGeneration
 
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
@@ -68,6 +69,18 @@ def the_papers_steps(corpus: Corpus, folder: Path) -> dict[str, object]:
     return two_steps(corpus, Encoder.load(folder / "gtr", device="cpu"), PAPER, labeled=True)
 
 
+def the_papers_training(corpus: Corpus, folder: Path) -> dict[str, object]:
+    """HCE-J from a T5 that was never an encoder of sentences: two epochs, trees and dev measures included."""
+    encoder = Encoder.load(folder / "t5", device="cpu")
+    labels = labels_of_concepts(80)
+    recipe = replace(PAPER, epochs=2, learning_rate=1e-2, centroid_learning_rate=1e-2)
+    dev = labels.only(list(labels.qrels)[60:])
+    result = train(corpus, encoder, pairs=labels.without(dev.qrels), dev=dev, recipe=recipe)
+    weights = torch.cat([weight.detach().flatten() for weight in result.encoder.model.parameters()])
+    modules = [type(module).__name__ for module in result.encoder.model]
+    return {"dev": [epoch.dev for epoch in result.history], "modules": modules, "weights": weights.tolist()}
+
+
 def trees(vectors: np.ndarray) -> list[dict]:
     """Trees by every way of growing one: parents, and centroids to the last bit."""
     vectors = np.concatenate([vectors, np.random.default_rng(0).normal(size=(1200, 32)).astype(np.float32)])
@@ -102,6 +115,8 @@ def member(rank: int, folder: Path, job: str) -> None:
         result: object = two_steps(corpus, encoder, RECIPE, labeled=job == "labeled steps")
     elif job == "the paper's steps":
         result = the_papers_steps(corpus, folder)
+    elif job == "the paper's training":
+        result = the_papers_training(corpus, folder)
     elif job == "trees":
         result = trees(encode_corpus(encoder, corpus, folder / "vectors"))
     elif job == "tasks":
@@ -155,6 +170,21 @@ def test_two_processes_take_the_papers_steps_on_a_t5(forkserver, folder, gtr_fol
             assert theirs[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
     np.testing.assert_array_equal(first["weights"], second["weights"])
     np.testing.assert_allclose(first["weights"], alone["weights"], atol=1e-4)
+
+
+def test_two_processes_train_a_plain_t5_by_the_papers_recipe(forkserver, folder):
+    """Sentence-transformers makes an encoder of it: its encoder half, the mean of its states, and length 1."""
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=len(WORDS), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=2)
+    T5ForConditionalGeneration(config).save_pretrained(folder / "t5")
+    fast_tokenizer().save_pretrained(folder / "t5")
+    alone = the_papers_training(Corpus.load(folder / "docs.jsonl"), folder)
+    first, second = run_two(forkserver, folder, "the paper's training")
+    assert first == second
+    assert first["modules"] == alone["modules"] == ["Transformer", "Pooling", "Normalize"]
+    np.testing.assert_allclose(first["weights"], alone["weights"], atol=1e-3)
+    given, *_, last = (epoch["labeled"] for epoch in first["dev"])
+    assert last > given
 
 
 def test_two_processes_grow_the_trees_of_one(forkserver, folder):
