@@ -20,12 +20,11 @@ from typer.core import TyperGroup
 from hce._version import __version__
 from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import evaluate
-from hce.commands.export import export, push
-from hce.commands.index import add, index, remove, search, status
+from hce.commands.export import export, push, tree
+from hce.commands.index import add, check, index, rebuild, reindex, remove
+from hce.commands.search import search, status
 from hce.commands.serve import mcp, serve
 from hce.commands.train import demo, report, train
-from hce.commands.tree import tree
-from hce.commands.upkeep import check, rebuild, reindex
 from hce.data.text import is_unicode
 from hce.errors import HceError, InputError, MissingPackageError, system_reason
 from hce.progress import bars_shown

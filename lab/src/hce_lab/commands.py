@@ -10,18 +10,20 @@ import typer
 
 from hce.commands.common import (
     CorpusArgument,
+    DatasetArgument,
     EncoderOption,
     FieldsOption,
     JsonOption,
     SeedOption,
     answer,
+    grid,
     interruptible,
+    note,
     out,
     parse_fields,
     print_json,
     with_reading,
 )
-from hce.commands.evaluate import DatasetArgument, grid, tell
 from hce.data.records import USUAL, Reading
 from hce.files import require_parent
 
@@ -179,9 +181,9 @@ def compare(
         show(f"{name}: {text}")
     rows = [table_cells(row, comparison.measures) for row in results.rows]
     show(grid(header(comparison.measures), rows, comparison.ours))
-    for note in notes(results):
-        show(note)
-    tell(f"in {output}: {', '.join(sorted(path.name for path in output.glob('comparison.*')))}")
+    for line in notes(results):
+        show(line)
+    note(f"in {output}: {', '.join(sorted(path.name for path in output.glob('comparison.*')))}")
 
 
 def _listed(text: str) -> list[str]:
@@ -193,7 +195,7 @@ def _tell_result(finished: Finished) -> None:
 
     for result in finished.results.values():
         means = "  ".join(f"{measure} {fmean(values.values()):.4f}" for measure, values in result.per_query.items())
-        tell(f"{result.system}, seed {result.seed}: {means}{' (kept from before)' * finished.cached}")
+        note(f"{result.system}, seed {result.seed}: {means}{' (kept from before)' * finished.cached}")
 
 
 def _save(results: ComparisonTable, output: Path) -> dict[str, Any]:

@@ -7,19 +7,21 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
+from typer import Argument, Exit, Option
 
 from hce.data.records import Reading
 from hce.errors import InputError
 from hce.files import unfinished
+from hce.memory import parse_size
 
 if TYPE_CHECKING:
     import torch
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
 # Control characters, marks that turn the direction of a line, and halves of surrogate pairs, which stand for what is no
 # Unicode in a file's name and which no stream can write.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
+LARGEST_SEED = 2**32 - 1  # that scikit-learn takes
+
+
+# ------------------------------------------------------------------------------------------------- output
 
 
 def harmless(text: str) -> str:
@@ -51,16 +55,53 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render to segments without characters that control a terminal.
-
-        Styles are not part of a text.
-        """
+        """Render to segments without characters that control a terminal; styles are not part of a text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
 
 out = PlainConsole()
 err = PlainConsole(stderr=True)
+show, note = partial(out.print, soft_wrap=True), partial(err.print, soft_wrap=True)  # a line, however long
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on stdout; what would control a terminal stays an escape."""
+    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    line = json.dumps(value, ensure_ascii=not unicode)
+    sys.stdout.write(OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")
+
+
+def answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
+    """Print a line for people, or all the facts as one JSON document."""
+    if as_json:
+        print_json(facts)
+    else:
+        show(line)
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[str] = ()) -> Table:
+    """Lay out a table; on a narrow terminal headings are folded, and no figure is lost."""
+    table = Table(box=None, pad_edge=False)
+    for column, name in enumerate(header):
+        widest = max(len(row[column]) for row in rows)
+        table.add_column(name, justify="right" if column else "left", overflow="fold", min_width=widest)
+    for row in rows:
+        table.add_row(*row, style="bold" if row[0] in bold else None)
+    return table
+
+
+@contextmanager
+def interruptible(how_to_go_on: str | Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C into a line that says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"stopped; {how_to_go_on if isinstance(how_to_go_on, str) else how_to_go_on()}")
+        raise Exit(130) from None
+
+
+# ------------------------------------------------------------------------------------------------- options
 
 
 def known_encoder(spec: str | None) -> str | None:
@@ -81,46 +122,37 @@ def known_reranker(spec: str | None) -> str | None:
     return spec
 
 
-CorpusArgument = Annotated[
-    Path,
-    typer.Argument(metavar="corpus", help="the documents: a BEIR folder, a file, a folder of texts or parts, or -"),
-]
-ENCODER = {"metavar": "NAME|DIR|HUB-ID", "callback": known_encoder}
-EncoderOption = Annotated[
-    str, typer.Option("--encoder", "-e", help="static, minilm, a directory or a hub id", **ENCODER)
-]
-AutoEncoderOption = Annotated[
-    str,
-    typer.Option("--encoder", "-e", help="static, minilm, auto (one of these two), a directory or a hub id", **ENCODER),
-]
-IndexArgument = Annotated[Path, typer.Argument(metavar="index", help="the folder of the index", show_default=False)]
+CORPUS = "the documents: a BEIR folder, a file, a folder of texts or parts, or -"
+CorpusArgument = Annotated[Path, Argument(metavar="corpus", help=CORPUS)]
+DatasetArgument = Annotated[Path, Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")]
+IndexArgument = Annotated[Path, Argument(metavar="index", help="the folder of the index", show_default=False)]
 READ_INDEX = "the folder of the index, or the address of Milvus that it writes to"
-ReadIndexArgument = Annotated[Path, typer.Argument(metavar="index", help=READ_INDEX, show_default=False)]
+ReadIndexArgument = Annotated[Path, Argument(metavar="index", help=READ_INDEX, show_default=False)]
+ModelArgument = Annotated[Path, Argument(help="a folder that `hce train` wrote", show_default=False)]
+
+MODEL: dict[str, Any] = {"metavar": "DIR|NAME|HUB-ID", "callback": known_encoder}
+ENCODER: dict[str, Any] = {"metavar": "NAME|DIR|HUB-ID", "callback": known_encoder}
+EncoderOption = Annotated[str, Option("--encoder", "-e", help="static, minilm, a directory or a hub id", **ENCODER)]
 AT = "of Milvus: http://HOST:19530, or a file ending in .db"
-AtOption = Annotated[str | None, typer.Option("--at", metavar="ADDRESS", help=AT, show_default=False)]
-TrustOption = Annotated[
-    bool,
-    typer.Option("--trust-address", help="contact the address that the index keeps its vectors at, from now on"),
-]
+AtOption = Annotated[str | None, Option("--at", metavar="ADDRESS", help=AT, show_default=False)]
+TRUST = "contact the address that the index keeps its vectors at, from now on"
+TrustOption = Annotated[bool, Option("--trust-address", help=TRUST)]
 MEMORY = "the most memory to take, such as 4GB or 512MiB; refused at once where that is too little"
-MemoryOption = Annotated[str | None, typer.Option("--memory", metavar="SIZE", help=MEMORY, show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document")]
-LARGEST_SEED = 2**32 - 1  # that scikit-learn takes
-SeedOption = Annotated[int, typer.Option("--seed", help="same seed, same result", min=0, max=LARGEST_SEED)]
+MemoryOption = Annotated[
+    int | None, Option("--memory", metavar="SIZE", parser=parse_size, help=MEMORY, show_default=False)
+]
+JsonOption = Annotated[bool, Option("--json", help="print one JSON document")]
+SeedOption = Annotated[int, Option("--seed", help="same seed, same result", min=0, max=LARGEST_SEED)]
 
-
+PANEL = "Reading documents"
+FIELDS = (
+    "the fields that hold id, text and title: id=number,text=remarks; 'id=' numbers the rows; default: the usual names"
+)
 FieldsOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--fields",
-        metavar="WHAT=NAME,…",
-        help="the fields that hold id, text and title: id=number,text=remarks; 'id=' numbers the rows; "
-        "default: the usual names",
-        show_default=False,
-        rich_help_panel="Reading documents",
-    ),
+    Option("--fields", metavar="WHAT=NAME,…", help=FIELDS, show_default=False, rich_help_panel=PANEL),
 ]
-READING = {  # what else `hce.data.records.Reading` has
+READING = {  # the other fields of `hce.data.records.Reading`
     "delimiter": (str | None, "between the cells of a CSV or TSV file; default: found in a CSV file's header"),
     "encoding": (str, "of text files, such as latin-1 or utf-16"),
     "skip_bad": (bool, "skip records and files that cannot be read, and name the first"),
@@ -166,14 +198,12 @@ def with_reading(function: Callable[..., None]) -> Callable[..., None]:
     """Replace a command's argument `reading` by --fields, --delimiter, --encoding and --skip-bad."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.name != "reading"]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    options = [inspect.Parameter("fields", keyword, default=None, annotation=FieldsOption)]
+    keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    parameters.append(keyword("fields", default=None, annotation=FieldsOption))
     for name, (kind, text) in READING.items():
         flag = f"--{name.replace('_', '-')}"  # alone: a switch that is off by default needs no --no-…
-        option = typer.Option(flag, help=text, show_default=name == "encoding", rich_help_panel="Reading documents")
-        options.append(
-            inspect.Parameter(name, keyword, default=getattr(Reading, name), annotation=Annotated[kind, option])
-        )
+        option = Option(flag, help=text, show_default=name == "encoding", rich_help_panel=PANEL)
+        parameters.append(keyword(name, default=getattr(Reading, name), annotation=Annotated[kind, option]))
 
     @wraps(function)
     def command(**arguments: Any) -> None:
@@ -181,10 +211,12 @@ def with_reading(function: Callable[..., None]) -> Callable[..., None]:
         chosen = {name: arguments.pop(name) for name in READING if name in arguments}
         function(**arguments, reading=Reading(**named, **chosen))
 
-    parameters += options
     command.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}  # typer makes options of both
     return command
+
+
+# ------------------------------------------------------------------------------------------------- several processes
 
 
 def is_alone() -> bool:
@@ -223,54 +255,24 @@ def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
         return Corpus.load(source, reading, share_out=share_out, copies=copies_of_corpus(output))
 
 
+def copies_of_corpus(output: Path) -> Path:
+    """Return the folder for parts of the corpus that other hosts can read only as copies."""
+    return unfinished(f"{output}.corpus")
+
+
 def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
     """Return the encoder that a name stands for, and print what the other bundled one would cost and bring.
 
     Raises:
         InputError: several processes, which may be on different machines, cannot choose one encoder.
     """
-    from hce.encoding.bundled import AUTO, BUNDLED
+    from hce.encoding.bundled import AUTO, BUNDLED, chosen_encoder
 
     if name not in (AUTO, *BUNDLED):
         return name
-    from hce.encoding.bundled import chosen_encoder
-
     if name == AUTO and not is_alone():
         raise InputError(f"{option} auto: several processes need one encoder; name static or minilm")
     chosen, line = chosen_encoder(name, corpus, work, option)
     if line and is_alone():
-        err.print(line, soft_wrap=True)
+        note(line)
     return chosen
-
-
-def copies_of_corpus(output: Path) -> Path:
-    """Return the folder for parts of the corpus that other hosts can read only as copies."""
-    return unfinished(f"{output}.corpus")
-
-
-def print_json(value: Any) -> None:
-    """Print one JSON document on stdout.
-
-    What would control a terminal stays an escape.
-    """
-    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    line = json.dumps(value, ensure_ascii=not unicode)
-    sys.stdout.write(OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")
-
-
-def answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
-    """Print a line for people, or all the facts as one JSON document."""
-    if as_json:
-        print_json(facts)
-    else:
-        out.print(line, soft_wrap=True)
-
-
-@contextmanager
-def interruptible(how_to_go_on: str | Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C into a line that says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        err.print(f"stopped; {how_to_go_on if isinstance(how_to_go_on, str) else how_to_go_on()}", soft_wrap=True)
-        raise typer.Exit(130) from None

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
-import typer
+from typer import Option
 
 from hce.commands.common import (
+    MODEL,
+    DatasetArgument,
     FieldsOption,
     JsonOption,
     SeedOption,
-    err,
-    known_encoder,
+    grid,
+    note,
     out,
     parse_fields,
     print_json,
+    show,
 )
 from hce.data.records import Reading
 from hce.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table as Grid
+    from rich.table import Table
 
     from hce.data.corpus import Corpus
     from hce.data.judgments import Qrels, Query
@@ -38,24 +40,18 @@ if TYPE_CHECKING:
     from hce.index.ranking import Hit, SearchMode
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
-
 SAMPLE = 100  # documents of an index that are compared with the collection's
-
-tell = partial(err.print, soft_wrap=True, markup=False)
-
-
-DatasetArgument = Annotated[Path, typer.Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")]
+AGAINST = {**MODEL, "metavar": "DIR|NAME|HUB-ID|RUN"}
+DEPTH = "hits to ask for, and to look at in runs that are compared; a deeper cut-off asks for more"
+MODE = "how to search: hybrid, dense or words; by default hybrid for an index, dense for a model"
 
 
 @dataclass(frozen=True)
 class InMode:
     """An index that is searched in one mode, as `evaluate` needs it.
 
-    Attributes:
-        index: what is searched.
-        mode: by meaning, by words, or by both.
-        rerank: a cross-encoder, and how many of the first hits it reads. To measure it by as many, all others stay
-            behind them, however many hits are wanted; `Index.search` has it read all hits that it returns.
+    `rerank` is a cross-encoder, and how many of the first hits it reads; all others stay behind them. `Index.search`
+    has it read all hits that it returns.
     """
 
     index: Index
@@ -74,7 +70,7 @@ class InMode:
 
 
 class Task(NamedTuple):
-    """Judgments, the documents and queries that they are of where a model has to search, and how to measure."""
+    """What to measure by; queries and corpus are read only if a model has to search them."""
 
     qrels: Qrels
     queries: dict[str, Query]
@@ -96,49 +92,26 @@ class Measured(NamedTuple):
 def evaluate(
     dataset: DatasetArgument,
     model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="DIR|NAME|HUB-ID",
-            help="what to measure: a model, an encoder or an index",
-            callback=known_encoder,
-        ),
+        str | None, Option("--model", "-m", help="what to measure: a model, an encoder or an index", **MODEL)
     ] = None,
-    run_file: Annotated[Path | None, typer.Option(help="measure this TREC run instead of a model")] = None,
-    split: Annotated[str, typer.Option(help="which judgments: qrels/SPLIT.tsv")] = "test",
-    measures: Annotated[str, typer.Option(help="names, with commas between them")] = MEASURES,
+    run_file: Annotated[Path | None, Option(help="measure this TREC run instead of a model")] = None,
+    split: Annotated[str, Option(help="which judgments: qrels/SPLIT.tsv")] = "test",
+    measures: Annotated[str, Option(help="names, with commas between them")] = MEASURES,
     against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|NAME|HUB-ID|RUN",
-            help="compare with this model, index or TREC run (a file), query by query",
-            callback=known_encoder,
-        ),
+        str | None, Option(help="compare with this model, index or TREC run (a file), query by query", **AGAINST)
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="write the rankings as a TREC run (.gz: compressed)")] = None,
-    per_query: Annotated[Path | None, typer.Option(help="write each query's values: a .tsv or .jsonl file")] = None,
-    depth: Annotated[
-        int,
-        typer.Option(
-            help="hits to ask for, and to look at in runs that are compared; a deeper cut-off asks for more", min=1
-        ),
-    ] = 100,
+    run: Annotated[Path | None, Option(help="write the rankings as a TREC run (.gz: compressed)")] = None,
+    per_query: Annotated[Path | None, Option(help="write each query's values: a .tsv or .jsonl file")] = None,
+    depth: Annotated[int, Option(help=DEPTH, min=1)] = 100,
     drop_self: Annotated[
-        bool, typer.Option("--drop-self/--keep-self", help="drop a hit whose id is the query's own (BEIR's rule)")
+        bool, Option("--drop-self/--keep-self", help="drop a hit whose id is the query's own (BEIR's rule)")
     ] = True,
-    mode: Annotated[
-        str | None,
-        typer.Option(
-            help="how to search: hybrid, dense or words; by default hybrid for an index, dense for a model",
-            show_default=False,
-        ),
-    ] = None,
+    mode: Annotated[str | None, Option(help=MODE, show_default=False)] = None,
     rerank: Annotated[
         str | None,
-        typer.Option(metavar="DIR|HUB-ID", help="a cross-encoder that re-ranks what --model finds", show_default=False),
+        Option(metavar="DIR|HUB-ID", help="a cross-encoder that re-ranks what --model finds", show_default=False),
     ] = None,
-    rerank_depth: Annotated[int, typer.Option(help="how many of the first hits --rerank reads", min=1)] = 50,
+    rerank_depth: Annotated[int, Option(help="how many of the first hits --rerank reads", min=1)] = 50,
     fields: FieldsOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -175,14 +148,14 @@ def evaluate(
         _measured(task, *source, None if place else reranking, is_compared=len(sources) > 1)
         for place, source in enumerate(sources)
     ]
-    _tell_what_counts_zero(systems)
+    _note_zeros(systems)
     paired = _paired(systems, seed)
     _write(systems[0], run, per_query)
     if as_json:
         print_json({"dataset": str(dataset), "split": split, **_as_json(task, systems, paired)})
         return
     documents = f" · {len(task.corpus):,} documents" if task.corpus else ""
-    out.print(f"{dataset} · {split} · {len(task.qrels):,} queries{documents}\n", soft_wrap=True)
+    show(f"{dataset} · {split} · {len(task.qrels):,} queries{documents}\n")
     out.print(_table(systems, paired))
 
 
@@ -196,11 +169,7 @@ def _reading(fields: list[str] | None, *specs: str | None) -> Reading:
 
 
 def _reranking(model: str | None, rerank: str | None, depth: int) -> tuple[Reranker, int] | None:
-    """Load the cross-encoder that re-ranks what an index finds, to a depth.
-
-    Raises:
-        InputError: there is none, or what is measured is no index.
-    """
+    """Load the cross-encoder that re-ranks what an index finds, to a depth."""
     from hce.index.manifest import is_index
 
     if rerank is None:
@@ -255,10 +224,7 @@ def _open(model: str | None, run_file: Path | None) -> tuple[str, Run | Encoder 
 def _measured(
     task: Task, name: str, what: Run | Encoder | Index, rerank: tuple[Reranker, int] | None, *, is_compared: bool
 ) -> Measured:
-    """Measure a run, or what a model or an index finds.
-
-    A run that is compared, as deep as what it is compared with.
-    """
+    """Measure a run, or what a model or an index finds; runs that are compared are cut at one depth."""
     from hce.encoding.encoder import Encoder
     from hce.evaluation.evaluate import rank, score_run, without_self
     from hce.index.index import Index
@@ -276,10 +242,7 @@ def _measured(
 
 
 def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
-    """Make a model search the corpus, by words too like an index of it.
-
-    An index is searched unchanged.
-    """
+    """Make a model search the corpus, by words too like an index of it; an index is searched unchanged."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 
@@ -289,18 +252,14 @@ def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] 
         _check_index(source, corpus)
         return InMode(source, task.mode or "hybrid", rerank)
     if source.name == "static":
-        tell("static is measured as it was distilled: not fitted to this corpus, not trained")
+        note("static is measured as it was distilled: not fitted to this corpus, not trained")
     if task.mode in (None, "dense"):
         return DenseSearcher.of(source, corpus, progress=True)
     return InMode(Index.temporary(corpus, source), task.mode)
 
 
 def _check_index(index: Index, corpus: Corpus) -> None:
-    """Refuse an index of other documents than the collection's; where it lacks some of them, say so.
-
-    Raises:
-        InputError: no id of the collection is there, or no document by such an id has the collection's text.
-    """
+    """Refuse an index that has other documents than the collection, by id or text; say so if some are missing."""
     lacking = dict.fromkeys(document_id for document_id in corpus.ids if document_id not in index)
     shared = list(islice((document for document in corpus if document.id not in lacking), SAMPLE))
     if not shared:
@@ -309,15 +268,15 @@ def _check_index(index: Index, corpus: Corpus) -> None:
         raise InputError(f"{index.path}: other documents have the ids of {corpus.name}; measure an index of these")
     if lacking:
         first = next(iter(lacking))
-        tell(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are not there ({first!r} …)")
+        note(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are not there ({first!r} …)")
 
 
-def _tell_what_counts_zero(systems: list[Measured]) -> None:
+def _note_zeros(systems: list[Measured]) -> None:
     if judged := systems[0].report.without_positives:
-        tell(f"{len(judged):,} judged queries have no relevant document ({judged[0]!r} …) and count 0")
+        note(f"{len(judged):,} judged queries have no relevant document ({judged[0]!r} …) and count 0")
     for system in systems:
         if lost := system.report.without_hits:
-            tell(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and count 0")
+            note(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and count 0")
 
 
 def _paired(systems: list[Measured], seed: int) -> dict[str, Paired]:
@@ -335,13 +294,13 @@ def _write(system: Measured, run: Path | None, per_query: Path | None) -> None:
 
     if run:
         write_run(run, system.run)
-        tell(f"rankings written to {run}")
+        note(f"rankings written to {run}")
     if per_query:
         system.report.write_values(per_query)
-        tell(f"values of each query written to {per_query}")
+        note(f"values of each query written to {per_query}")
 
 
-def _table(systems: list[Measured], paired: dict[str, Paired]) -> Grid:
+def _table(systems: list[Measured], paired: dict[str, Paired]) -> Table:
     names = [Path(system.name).name for system in systems]
     if len(set(names)) < len(names):
         names = [system.name for system in systems]
@@ -354,19 +313,6 @@ def _table(systems: list[Measured], paired: dict[str, Paired]) -> Grid:
             cells += [f"{each.p_holm:.4f}", f"{each.better}/{each.worse}"]
         rows.append(cells)
     return grid(["", *names, *(("diff.", "95 %", "p (Holm)", "+/−") if paired else ())], rows)
-
-
-def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[str] = ()) -> Grid:
-    """Lay out a table; on a narrow terminal headings are folded, and no figure is lost."""
-    from rich.table import Table as Grid
-
-    grid = Grid(box=None, pad_edge=False)
-    for column, name in enumerate(header):
-        widest = max(len(row[column]) for row in rows)
-        grid.add_column(name, justify="right" if column else "left", overflow="fold", min_width=widest)
-    for row in rows:
-        grid.add_row(*row, style="bold" if row[0] in bold else None)
-    return grid
 
 
 def _as_json(task: Task, systems: list[Measured], paired: dict[str, Paired]) -> dict[str, Any]:

@@ -1,30 +1,121 @@
-"""`hce export`: an index as Markdown files, or a model as one that needs no hce; `hce push`: a model to a hub."""
+"""`hce tree`: the outline of a corpus; `hce export`: an index or model in other forms; `hce push`: to a model hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from hce.commands.common import JsonOption, answer
+from hce.commands.common import (
+    EncoderOption,
+    JsonOption,
+    ModelArgument,
+    SeedOption,
+    answer,
+    err,
+    out,
+    print_json,
+    with_reading,
+)
+from hce.data.records import USUAL, Reading
 from hce.errors import InputError
-from hce.files import require_new
+from hce.files import require_new, require_parent
+
+if TYPE_CHECKING:
+    from hce.tree.hierarchy import Hierarchy
+
+
+@with_reading
+def tree(
+    path: Annotated[
+        Path, Argument(help="a model, an index or a saved tree, or a corpus to grow one from", show_default=False)
+    ],
+    encoder: EncoderOption = "static",
+    branching: Annotated[int, Option("--branching", "-b", help="children of a node; 0 chooses for depth 3")] = 0,
+    levels: Annotated[int, Option("--levels", help="how many levels to show")] = 2,
+    most: Annotated[int, Option("--most", help="how many children of a node to show")] = 8,
+    output: Annotated[Path | None, Option("--output", "-o", help="also save the tree to this new folder")] = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+    reading: Reading = USUAL,
+) -> None:
+    """Show the tree of a corpus: its outline, with the words that set each part apart.
+
+    With --json, an index and a corpus name their documents by id, and a model by their position in its corpus, from 0.
+
+    Examples:
+      hce tree docs.jsonl
+      hce tree my-model --levels 3
+      hce tree docs.csv --branching 8 --json > tree.json
+    """
+    from hce.index.tree import hierarchy_folder
+    from hce.tree.hierarchy import Hierarchy
+
+    if output is not None:
+        require_parent(output)
+        require_new(output)
+    saved = hierarchy_folder(path)
+    if saved is not None:
+        hierarchy, ids = Hierarchy.load(saved), _ids(path, saved) if as_json else None
+    else:
+        hierarchy, ids = _grow_tree(path, encoder, branching, seed, reading)
+    from hce.tree.names import nested, outline  # with scipy
+
+    if output is not None:
+        hierarchy.save(output)
+        err.print(f"saved to {output}")
+    if as_json:
+        summaries = [summary._asdict() for summary in hierarchy.describe()]
+        print_json({"levels": summaries, "tree": nested(hierarchy, ids)})
+    else:
+        out.print(outline(hierarchy, levels=levels, most=most))
+
+
+def _ids(path: Path, saved: Path) -> list[str | None] | None:
+    """Return the ids of the documents of a saved tree, None for one that was removed since; only an index has them."""
+    from hce.index.index import Index
+    from hce.index.manifest import is_index
+    from hce.index.tree import NumberedHierarchy
+
+    if not is_index(path):
+        return None
+    numbers = NumberedHierarchy.load(saved).numbers.tolist()
+    with Index.open(path) as opened, opened.state.reading() as reader:
+        documents = reader.documents(numbers)
+    return [documents[number].id if number in documents else None for number in numbers]
+
+
+def _grow_tree(
+    path: Path, encoder_spec: str, branching: int, seed: int, reading: Reading
+) -> tuple[Hierarchy, list[str | None]]:
+    """Grow a tree of a corpus, with names; return the documents' ids too."""
+    from hce.data.corpus import Corpus
+
+    corpus = Corpus.load(path, reading)
+
+    from hce.encoding.encoder import Encoder  # with torch, which takes seconds to import
+    from hce.tree.hierarchy import Hierarchy
+    from hce.tree.names import name_nodes
+
+    encoder = Encoder.for_corpus(encoder_spec, corpus)
+    vectors = encoder.encode(list(corpus.texts()), progress=True)
+    hierarchy = Hierarchy.build(vectors, branching or "auto", seed=seed, device=encoder.device, progress=True)
+    hierarchy.names = name_nodes(hierarchy, corpus.texts(), progress=True)
+    return hierarchy, list(corpus.ids)
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="an index, or a model", show_default=False)],
+    source: Annotated[Path, Argument(help="an index, or a model", show_default=False)],
     skills: Annotated[
-        Path | None,
-        typer.Option("--skills", metavar="DIR", help="of an index: its tree as Markdown files in a new folder"),
+        Path | None, Option("--skills", metavar="DIR", help="of an index: its tree as Markdown files in a new folder")
     ] = None,
-    levels: Annotated[int, typer.Option(min=1, help="of the tree that have a folder for each node")] = 2,
+    levels: Annotated[int, Option(min=1, help="of the tree that have a folder for each node")] = 2,
     plain: Annotated[
-        Path | None,
-        typer.Option("--plain", metavar="DIR", help="of a model: a new folder with standard modules alone"),
+        Path | None, Option("--plain", metavar="DIR", help="of a model: a new folder with standard modules alone")
     ] = None,
     first_alone: Annotated[
-        bool, typer.Option("--first-alone", help="with --plain: the first encoder without its companions")
+        bool, Option("--first-alone", help="with --plain: the first encoder without its companions")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,9 +153,9 @@ def export(
 
 
 def push(
-    model: Annotated[Path, typer.Argument(help="a folder that `hce train` wrote", show_default=False)],
-    repository: Annotated[str, typer.Argument(metavar="ORG/NAME", help="on the model hub", show_default=False)],
-    public: Annotated[bool, typer.Option("--public", help="everybody can read a new repository")] = False,
+    model: ModelArgument,
+    repository: Annotated[str, Argument(metavar="ORG/NAME", help="on the model hub", show_default=False)],
+    public: Annotated[bool, Option("--public", help="everybody can read a new repository")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Upload a trained model, its card and its tree to a model hub; a new repository is private.

@@ -1,91 +1,63 @@
-"""Commands that make, change, search and describe an index: `hce index`, `add`, `remove`, `search`, `status`."""
+"""Commands that make, change and keep an index: `hce index`, `add`, `remove`, `rebuild`, `reindex`, `check`."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich.text import Text
+from typer import Argument, Exit, Option
 
 from hce.commands.common import (
+    MODEL,
     AtOption,
     IndexArgument,
     JsonOption,
     MemoryOption,
-    ReadIndexArgument,
-    SeedOption,
-    TrustOption,
     answer,
     copies_of_corpus,
+    err,
     interruptible,
-    known_encoder,
-    known_reranker,
-    out,
     print_json,
     settled_encoder,
     shared_corpus,
+    show,
     together,
     with_reading,
 )
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import delete_whole, require_new, require_parent
-from hce.memory import parse_size
 from hce.progress import progress_bar
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
-    from hce.index.drift import Drift, GrownNode
-    from hce.index.manifest import IndexStatus
-    from hce.index.ranking import Hit, SearchMode
-    from hce.training.model_folder import Training
+    from hce.index.check import Checkup, Finding
 
-SNIPPET = 160  # characters
 NOT_MADE = "no index was made; the same command goes on with the vectors encoded so far"
-FOLDED = 5  # ids of near-equal documents that are shown
-BLANKS = re.compile(r"\s+")
-ADVICE = {
-    "ok": "nothing to do",
-    "re-cluster": "hce rebuild grows the tree again, without training",
-    "retrain": "hce train on the documents there are now, then hce reindex with the new model",
-    "unknown": "too little to go by",
-}
+SHOWN = 10  # findings of one part
 
 
 @with_reading
 def index(
     corpus: Annotated[
-        Path,
-        typer.Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, another index, or -"),
+        Path, Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, another index, or -")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the index", show_default=False)],
+    output: Annotated[Path, Option("--output", "-o", help="a new folder for the index", show_default=False)],
     model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="DIR|NAME|HUB-ID",
-            help="what `hce train` wrote, any encoder, or auto (static or minilm)",
-            callback=known_encoder,
-        ),
+        str, Option("--model", "-m", help="what `hce train` wrote, any encoder, or auto (static or minilm)", **MODEL)
     ] = "static",
-    engine: Annotated[str, typer.Option(help="codes, exact or milvus")] = "codes",
+    engine: Annotated[str, Option(help="codes, exact or milvus")] = "codes",
     at: AtOption = None,
     memory: MemoryOption = None,
-    tree: Annotated[bool, typer.Option("--tree/--no-tree", help="grow a tree where the model brings none")] = True,
-    language: Annotated[str, typer.Option(help="of the texts, to match words in any form; none: as written")] = (
-        "english"
-    ),
+    tree: Annotated[bool, Option("--tree/--no-tree", help="grow a tree where the model brings none")] = True,
+    language: Annotated[str, Option(help="of the texts, to match words in any form; none: as written")] = "english",
     words_share: Annotated[
         float | None,
-        typer.Option(help="weight of words in a hybrid search, 0 to 1; default: .5 with a static encoder, else .25"),
+        Option(help="weight of words in a hybrid search, 0 to 1; default: .5 with a static encoder, else .25"),
     ] = None,
     tokens: Annotated[
-        bool,
-        typer.Option("--tokens/--no-tokens", help="keep a transformer's tokens too, which order the first hits better"),
+        bool, Option("--tokens/--no-tokens", help="keep a transformer's tokens too, which order the first hits better")
     ] = True,
     as_json: JsonOption = False,
     reading: Reading = USUAL,
@@ -110,7 +82,6 @@ def index(
     require_parent(output)
     _refuse_without_engine(output)
     require_new(output)
-    bound = None if memory is None else parse_size(memory)
     with interruptible(NOT_MADE), together(f"{NOT_MADE}, with as many processes as there are then") as device:
         documents = _documents_of(corpus, reading, output)
 
@@ -118,7 +89,6 @@ def index(
             from hce.index.create import create_index  # with torch, which takes seconds to import
             from hce.processes import is_first_process
 
-        first = is_first_process()
         encoder = settled_encoder(model, documents, "index", "--model")
         create_index(
             *(output, documents, encoder, "grow" if tree else None),
@@ -126,15 +96,14 @@ def index(
             at=at,
             language=language,
             words_share=words_share,
-            memory=bound,
+            memory=memory,
             tokens=tokens,
             device=device,
             progress=True,
         )
-        if first:
-            delete_whole(copies_of_corpus(output))
-    if not first:
-        return
+        if not is_first_process():
+            return
+        delete_whole(copies_of_corpus(output))
     with Index.open(output) as made, interruptible(f"{output} is complete; the first search builds its engine"):
         build_parts(made.state)
         found = made.status()
@@ -145,8 +114,8 @@ def index(
 @with_reading
 def add(
     path: IndexArgument,
-    files: Annotated[list[Path], typer.Argument(help="the documents, in any format that `hce index` takes, or -")],
-    update: Annotated[bool, typer.Option("--update", help="replace documents whose ids are there already")] = False,
+    files: Annotated[list[Path], Argument(help="the documents, in any format that `hce index` takes, or -")],
+    update: Annotated[bool, Option("--update", help="replace documents whose ids are there already")] = False,
     as_json: JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
@@ -164,8 +133,8 @@ def add(
     from hce.index.index import Index
 
     with Index.open(path) as index, interruptible("nothing was added; the same command starts over"):
-        alike = reading.remembering(index.state.manifest.fields)
-        batches = [Corpus.load(file, alike) for file in files]
+        reading = reading.remembering(index.state.manifest.fields)
+        batches = [Corpus.load(file, reading) for file in files]
         before = len(index)
         written = (index.update if update else index.add)(*batches, progress=True)
         documents = len(index)
@@ -177,7 +146,7 @@ def add(
 
 def remove(
     path: IndexArgument,
-    ids: Annotated[list[str], typer.Argument(help="ids of documents, or - to read them from stdin, one a line")],
+    ids: Annotated[list[str], Argument(help="ids of documents, or - to read them from stdin, one a line")],
     as_json: JsonOption = False,
 ) -> None:
     """Take documents out of an index: all that are named, or none if one of them is not there.
@@ -198,144 +167,122 @@ def remove(
     answer(f"removed {count:,}; {documents:,} documents are in {path}", facts, as_json)
 
 
-def search(
-    address: Annotated[
-        str,
-        typer.Argument(
-            metavar="index",
-            help="the folder of the index, the Milvus file (.db) it writes to, or the address of a running hce serve",
-            show_default=False,
-        ),
-    ],
-    text: Annotated[str, typer.Argument(help="what to look for, or - to read it from stdin", show_default=False)],
-    k: Annotated[int, typer.Option("-k", help="how many documents to show")] = 10,
-    where: Annotated[
-        list[str] | None,
-        typer.Option("--where", "-w", metavar="CONDITION", help="on metadata: 'lang=en', 'year>=2000', 'tag in a,b'"),
+def rebuild(
+    path: IndexArgument,
+    engine: Annotated[str | None, Option(help="from now on: codes, exact or milvus", show_default=False)] = None,
+    at: AtOption = None,
+    refit: Annotated[bool, Option(help="refit a table that was fitted to less than a quarter")] = True,
+    tokens: Annotated[
+        bool | None, Option("--tokens/--no-tokens", help="keep a transformer's tokens from now on; default: as it was")
     ] = None,
-    mode: Annotated[str, typer.Option(help="hybrid (words and meaning), dense (meaning alone) or words")] = "hybrid",
-    unique: Annotated[bool, typer.Option("--unique", help="show near-equal documents once")] = False,
-    rerank: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|HUB-ID",
-            help="a cross-encoder to re-rank the first hits by",
-            show_default=False,
-            callback=known_reranker,
-        ),
-    ] = None,
-    depth: Annotated[int, typer.Option(help="how many of the first hits --rerank reads")] = 50,
-    facet: Annotated[
-        list[str] | None,
-        typer.Option("--facet", metavar="FIELD", help="also count, by this field, all documents that --where leaves"),
-    ] = None,
-    token: Annotated[
-        str | None, typer.Option(envvar="HCE_TOKEN", help="what the server at that address, or its proxy, wants")
-    ] = None,
-    trust_address: TrustOption = False,
+    memory: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the documents of an index that answer a text best, by words and by meaning.
+    """Make all that is derived from an index's documents again: the tree and the engine.
 
-    Each hit shows the part of the text with most of the query's words, these in bold; of a long document, the passage
-    that was found. Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning
-    and what words gave, which are shown too. With --rerank the score is the cross-encoder's, and the earlier rank
-    is shown too. --json gives all fields, with the places of the query's words. --facet counts all documents that
-    fulfil the conditions, whatever is searched for: by meaning every document is found, sooner or later. So the first
-    line may say that nothing is a good match (good_match in --json; null where that is not known, as with --where).
+    The documents do not change. A static table that was fitted to less than a quarter of them is fitted to all, and
+    they are encoded again. A trained encoder does not change. The space of removed documents is given back.
 
     Examples:
-      hce search my-index "how do plants make sugar" -k 5
-      hce search my-index "court rulings" --where 'year>=2000' --where 'year<2010' --where 'lang in en,fr'
-      hce search my-index "court rulings" --where 'meta.final=true' --where 'kind!=memo'
-      hce search my-index "ERR_4012" --mode words
-      hce search my-index "court rulings" --where 'lang=en' --facet year --facet court
-      hce search my-index "how do plants make sugar" --unique --rerank cross-encoder/ms-marco-MiniLM-L6-v2
-      hce search my-index - --json < question.txt
-      hce search http://127.0.0.1:8080 "how do plants make sugar"
-      hce search milvus.db "how do plants make sugar"
+      hce rebuild my-index
+      hce rebuild my-index --engine exact
+      hce rebuild my-index --engine milvus --at http://search.example.org:19530#papers
     """
-    from hce.data.records import STDIN, read_lines
-    from hce.data.text import is_url
-    from hce.index.derived import trust_address_of
-    from hce.index.filters import parse_clauses
     from hce.index.index import Index
 
-    if text == STDIN:
-        text = "\n".join(line.text for line in read_lines(STDIN))
-    conditions = parse_clauses(where) if where else None
-    facets: dict[str, Any] = {}
-    if is_url(address):
-        if rerank or facet:
-            raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
-        from hce.web.client import Client
+    with Index.open(path) as index, interruptible("the documents are as they were; the same command starts over"):
+        with progress_bar("loading", None, "modules"):
+            from hce.index.create import keep_within  # with torch, which takes seconds to import
 
-        hits, good_match = Client(address, token).search(text, k, where or (), mode, unique=unique)
-    else:
-        if trust_address:
-            trust_address_of(address)
-        with Index.open(address) as index:
-            options: dict[str, Any] = {"unique": unique, "rerank": rerank, "depth": depth}
-            hits = index.search(text, k, conditions, cast("SearchMode", mode), **options)
-            good_match = index.good_match(text, hits, conditions, cast("SearchMode", mode))
-            facets = index.facets(facet or [], conditions)
-    if as_json:
-        counted = {field: [each._asdict() for each in counts] for field, counts in facets.items()}
-        shown = [hit.as_dict(text) for hit in hits]
-        print_json({"query": text, "good_match": good_match, "hits": shown, "facets": counted})
-        return
-    if good_match is False:
-        out.print("nothing here is a good match; the nearest:")
-    for hit in hits:
-        out.print(_line(hit, text, mode), soft_wrap=True)
-    if not hits:
-        out.print(_why_nothing(mode, has_conditions=bool(conditions)))
-    for field, counts in facets.items():
-        values = " · ".join(f"{each.value} {each.documents:,}" for each in counts)
-        out.print(f"{field}: {values or 'no values'}", soft_wrap=True)
-
-
-def status(
-    path: ReadIndexArgument,
-    drift: Annotated[
-        bool, typer.Option("--drift/--no-drift", help="also measure whether it is time to retrain")
-    ] = True,
-    seed: SeedOption = 0,
-    trust_address: TrustOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Say what is in an index, what has changed since it was made, and whether it is time to retrain.
-
-    Examples:
-      hce status my-index
-      hce status my-index --no-drift --json
-    """
-    from hce.index.derived import trust_address_of
-    from hce.index.index import Index
-
-    if trust_address:
-        trust_address_of(path)
-    with Index.open(path) as index:
-        from hce.training.model_folder import IN_AN_INDEX, read_training
-
+        if memory is not None:
+            state = index.state
+            keep_within(memory, len(index), state.manifest.dim, engine or state.derived.engine_name)
+        index.rebuild(engine, at=at, refit=refit, tokens=tokens, progress=True)
         found = index.status()
-        training = read_training(index.path / f"{IN_AN_INDEX}{index.state.manifest.suffix}")
-        verdict = index.drift(seed) if drift else None
+    shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
+    line = f"rebuilt {path}: {found.documents:,} documents, {shown}, {found.engine} engine"
+    answer(line, found.as_dict(), as_json)
+
+
+def reindex(
+    path: IndexArgument,
+    model: Annotated[
+        str | None, Option("--model", "-m", help="what `hce train` wrote, or any encoder", show_default=False, **MODEL)
+    ] = None,
+    words_share: Annotated[
+        float | None, Option(help="weight of words in a hybrid search, 0 to 1; default: as `hce index` has it")
+    ] = None,
+    undo: Annotated[bool, Option("--undo", help="take up again what the index had before the last reindexing")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Give an index another encoder without a pause: it is searched, and documents come and go, all the while.
+
+    Every document is encoded again while searches use the old vectors; then the new ones take over at once, also in a
+    running `hce serve`. Interrupted, the same command goes on. Until `hce rebuild`, which gives the space
+    back, --undo returns to the encoder that was there before, at once.
+
+    Examples:
+      hce reindex my-index -m my-new-model
+      hce reindex my-index -m sentence-transformers/all-MiniLM-L6-v2
+      hce reindex my-index --undo
+    """
+    if (model is None) != undo:
+        raise InputError("give either --model with the new encoder, or --undo")
+    if undo and words_share is not None:
+        raise InputError("--undo takes up the share of words too that was there; leave --words-share out")
+    from hce.index.index import Index
+
+    with (
+        Index.open(path) as index,
+        interruptible(f"{path} has the encoder that it had; the same command goes on"),
+    ):
+        if model is None:
+            index.undo_reindex(progress=True)
+        is_new = model is None or index.reindex(model, words_share=words_share, progress=True)
+        found = index.status()
+    has = "has the encoder" if is_new else "had this encoder already:"
+    shown = f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions)"
+    line = f"{path} {has} {shown}; {found.documents:,} documents"
+    if found.earlier and is_new:
+        line += f"\nbefore: {found.earlier}; hce reindex {path} --undo returns to it"
+    answer(line, {**found.as_dict(), "reindexed": is_new}, as_json)
+
+
+def check(
+    folder: Annotated[Path, Argument(help="the folder of an index or of a model", show_default=False)],
+    repair: Annotated[
+        bool, Option("--repair", help="heal what can be made again, and add checksums where there are none")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read all of an index or a model through, and say what is not as it was written; exit code 1 if anything is.
+
+    Engine, words and tree can be made again from the documents, and vectors from their texts: --repair does that. Texts
+    and the encoder are nowhere else, and have to come from a copy. A model
+    without checksums is unknown; --repair adds them.
+
+    Examples:
+      hce check my-index
+      hce check my-index --repair
+      hce check my-model --json
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: neither an index nor a model is there (no such folder); name the folder of one")
+
+    from hce.index.check import check as checked
+
+    with interruptible("nothing is half repaired; the same command starts over"):
+        found = checked(folder, repair=repair, progress=True)
     if as_json:
-        known = training and {name: getattr(training, name) for name in ("metric", "before", "after", "stages")}
-        print_json({**found.as_dict(), "training": known, "drift": verdict.as_dict() if verdict else None})
-        return
-    lines = {**_status_lines(found, training), **(_drift_lines(verdict) if verdict else {})}
-    for name, value in lines.items():
-        out.print(f"{name:<10} {value}", soft_wrap=True)
+        print_json(found.as_dict())
+    else:
+        _print_checkup(found, repair)
+    if not found.is_sound:
+        raise Exit(1)
 
 
 def _refuse_without_engine(path: Path) -> None:
-    """Refuse an index that lacks only its engine, because an earlier run was killed, and say how to go on.
-
-    Raises:
-        InputError: the index lacks its engine.
-    """
+    """Raise InputError for an index that lacks only its engine, because an earlier run was killed."""
     from hce.index.manifest import Manifest, is_index
     from hce.search.engine import ELSEWHERE
 
@@ -359,117 +306,29 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
         return corpus
 
 
-def _why_nothing(mode: str, *, has_conditions: bool) -> str:
-    """Say why a search found nothing: meaning finds every allowed document, words only those that share a word."""
-    if mode == "words":
-        return f"no document {'that fulfils the conditions ' if has_conditions else ''}shares a word with it"
-    return "no document fulfils the conditions" if has_conditions else "the index is empty"
+def _print_checkup(found: Checkup, repair: bool) -> None:
+    healed, findings = _first_of_each(found.healed), _first_of_each(found.findings)
+    for finding in healed:
+        show(f"healed     {finding.part}: {finding.what}")
+    for finding in findings:
+        line = f"{finding.state:<10} {finding.part}: {finding.what}"
+        advice = "--repair heals it" if finding.can_heal and not repair else finding.remedy
+        if finding.state == "unknown":
+            advice = "" if repair else "--repair adds checksums"
+        show(f"{line}; {advice}" if advice else line)
+    of = f"{found.documents:,} documents, " if found.kind == "index" else ""
+    sound = "no damage is known" if found.findings else "all is as it was written"
+    show(f"{found.path}: {of}{sound if found.is_sound else 'damaged'}")
+    if more := len(found.findings) + len(found.healed) - len(findings) - len(healed):
+        err.print(f"--json lists {more:,} more")
 
 
-def _parts(hit: Hit) -> str:
-    """Show what meaning, tokens and words gave to the score, and the words."""
-    parts = [f"{hit.from_meaning:.2f} meaning"]
-    parts += [f"{hit.from_tokens:.2f} tokens"] if hit.from_tokens else []
-    parts += [f"{hit.from_words:.2f} {' '.join(hit.matched) or 'common words'}"] if hit.from_words else []
-    return " + ".join(parts)
-
-
-def _line(hit: Hit, query: str, mode: str) -> Text:
-    """Show rank, score and its parts, id and title; below them a snippet, and how many near-equal ones were left out.
-
-    The score of a hybrid search has parts; the candidate with the lowest cosine has 0 from meaning. A cross-encoder's
-    score has no parts; the earlier rank is shown in their place.
-    """
-    line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")
-    if hit.first_rank is not None:
-        line.append(f"was {hit.first_rank}  ", style="dim")
-    elif mode == "hybrid" and (hit.from_words or hit.from_tokens):
-        line.append(f"= {_parts(hit)}  ", style="dim")
-    line.append(hit.id, style="bold")
-    if hit.title and hit.title != hit.id:
-        line.append(f"  {' '.join(hit.title.split())}")
-    if snippet := _snippet(hit, query):
-        line.append("\n     ").append_text(snippet)
-    if hit.folded:
-        shown = ", ".join(hit.folded[:FOLDED]) + (" …" if len(hit.folded) > FOLDED else "")
-        line.append(f"\n     and {len(hit.folded):,} near-equal: {shown}", style="dim")
-    return line
-
-
-def _snippet(hit: Hit, query: str) -> Text:
-    """Show the passage that a long document was found by, else the part with most of the query's words; these bold."""
-    found = hit.snippet(query, SNIPPET)
-    shown = Text("… " if found.start else "", style="dim")
-    end = 0
-    for start, stop in found.marks:
-        shown.append(BLANKS.sub(" ", found.text[end:start])).append(found.text[start:stop], style="bold not dim")
-        end = stop
-    shown.append(BLANKS.sub(" ", found.text[end:]))
-    shown.rstrip()
-    return shown.append(" …") if found.start + len(found.text) < len(hit.text) else shown
-
-
-def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:
-    base = f", trained from {found.base_encoder}" if found.base_encoder else ""
-    changes = "change" if found.pending == 1 else "changes"
-    pending = f", its snapshot {found.pending:,} {changes} behind" if found.pending else ""
-    quality = ""
-    if found.recall is not None:
-        quality = f", {found.rescored} candidates scored again, which find {found.recall:.1%} of the ten nearest"
-    return {
-        "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
-        "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
-        **_history_lines(found, training),
-        "engine": f"{found.engine}{quality}{pending}",
-        "search": found.search,
-        **{name: _curve(points) for name, points in found.curves.items()},
-        "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
-        "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
-        "created": found.created,
-        "changed": found.changed,
-    }
-
-
-def _curve(points: Sequence[tuple[float, float]]) -> str:
-    """Show nDCG@10 by every other value of a share."""
-    return "nDCG@10 " + ", ".join(f"{value:.3f} at {share:g}" for share, value in points[::2])
-
-
-def _history_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:
-    """Show what the table was fitted to, what a reindexing leads to or came from, and what training gained."""
-    lines = {}
-    if found.fitted_documents is not None:
-        advice = f"; hce rebuild {found.path} fits it to all {found.documents:,}"
-        documents = "document" if found.fitted_documents == 1 else "documents"
-        lines["fitted"] = f"to {found.fitted_documents:,} {documents}{advice if found.has_outgrown_its_table else ''}"
-    if found.reindexing:
-        lines["reindexing"] = f"to {found.reindexing} is under way, or was interrupted"
-    elif found.earlier:
-        lines["before"] = f"{found.earlier}; hce reindex {found.path} --undo returns to it"
-    if training is not None:
-        from hce.training.model_folder import gains
-
-        lines["trained"] = f"{gains(training.before, training.stages, training.after)} ({training.metric})"
-    return lines
-
-
-def _drift_lines(drift: Drift) -> dict[str, str]:
-    """Show the verdict, and the numbers behind it."""
-    lines = {"verdict": f"{drift.verdict}: {'; '.join(drift.reasons)} ({ADVICE[drift.verdict]})"}
-    for name, kind in (("old", drift.old), ("new", drift.new)):
-        if kind is not None:
-            found = "unknown" if kind.found is None else f"{kind.found:.0%}"
-            lines[f"  {name}"] = (
-                f"{kind.documents:,} documents: cosine to a leaf {kind.cosine:.3f} ± {kind.spread:.3f}, "
-                f"astray {kind.astray:.0%}, found by a piece of their text {found}"
-                + ("" if kind.unknown is None else f", words without a vector {kind.unknown:.0%}")
-            )
-    if drift.grown:
-        lines["grew"] = f"\n{'':<11}".join(map(_grown, drift.grown))
-    return lines
-
-
-def _grown(region: GrownNode) -> str:
-    """Show a region of the tree that grew, and what is new in it."""
-    name, words = ", ".join(region.name) or f"node {region.node}", ", ".join(region.words)
-    return f"{name}: {region.before:,} documents, {region.added:,} new{f', of {words}' if words else ''}"
+def _first_of_each(findings: tuple[Finding, ...]) -> list[Finding]:
+    """Return some findings of each part."""
+    seen: Counter[tuple[str, str]] = Counter()
+    shown = []
+    for finding in findings:
+        seen[finding.part, finding.state] += 1
+        if seen[finding.part, finding.state] <= SHOWN:
+            shown.append(finding)
+    return shown

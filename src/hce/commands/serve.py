@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from hce.commands.common import JsonOption, ReadIndexArgument, answer, err
+from hce.commands.common import JsonOption, ReadIndexArgument, answer, err, note
 from hce.progress import progress_bar
 
 
 def serve(
     path: ReadIndexArgument,
-    host: Annotated[str, typer.Option(help="where to listen; 0.0.0.0 lets all of the network in")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8080,
+    host: Annotated[str, Option(help="where to listen; 0.0.0.0 lets all of the network in")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = 8080,
     token: Annotated[
         str | None,
-        typer.Option(envvar="HCE_TOKEN", help="what writing needs; made up where others than this machine can connect"),
+        Option(envvar="HCE_TOKEN", help="what writing needs; made up where others than this machine can connect"),
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="of this server, in addition to its addresses; may be given more than once"),
+        Option(metavar="NAME", help="of this server, in addition to its addresses; may be given more than once"),
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="nobody can add or remove documents")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="nobody can add or remove documents")] = False,
     learn_queries: Annotated[
         bool,
-        typer.Option("--learn-queries", help="keep the mean of all queries, not their texts, for `hce train`"),
+        Option("--learn-queries", help="keep the mean of all queries, not their texts, for `hce train`"),
     ] = False,
-    no_metrics: Annotated[bool, typer.Option("--no-metrics", help="no /metrics for a monitor")] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+    no_metrics: Annotated[bool, Option("--no-metrics", help="no /metrics for a monitor")] = False,
+    open_browser: Annotated[bool, Option("--open", help="open the page in a browser")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Serve an index as a web page and an API: search, before and after training, the tree, adding and removing.
@@ -69,9 +69,8 @@ def serve(
             if open_browser:
                 webbrowser.open(url)
 
-        Server(
-            create_app(index, rules, metrics=not no_metrics, learns=learn_queries), listener, started
-        ).serve_until_stopped()
+        app = create_app(index, rules, metrics=not no_metrics, learns=learn_queries)
+        Server(app, listener, started).serve_until_stopped()
     err.print("stopped")
 
 
@@ -90,5 +89,5 @@ def mcp(path: ReadIndexArgument) -> None:
 
     with Index.open(path) as index:
         index.prepare()
-        err.print(f"{len(index):,} documents of {path} for an agent on stdin (Ctrl-C stops)", soft_wrap=True)
+        note(f"{len(index):,} documents of {path} for an agent on stdin (Ctrl-C stops)")
         Tools(index, LiveTree(index)).server().run("stdio")

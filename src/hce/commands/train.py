@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Exit, Option
 
 from hce.commands.common import (
+    ENCODER,
     LARGEST_SEED,
-    AutoEncoderOption,
     CorpusArgument,
     EncoderOption,
     JsonOption,
     MemoryOption,
+    ModelArgument,
     SeedOption,
     answer,
     copies_of_corpus,
     err,
     interruptible,
+    note,
     out,
     parse_named,
     print_json,
@@ -29,21 +32,18 @@ from hce.commands.common import (
     together,
     with_reading,
 )
-from hce.commands.settings import HelpSettingsOption, SetOption, read_settings, recipe_option
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
-from hce.files import delete_whole, require_free, require_parent, unfinished
-from hce.memory import parse_size, require_memory, train_needs
+from hce.files import delete_whole, open_atomically, require_free, require_parent, unfinished
+from hce.memory import require_memory, train_needs
 from hce.progress import progress_bar
-from hce.training.recipe import Supervision
+from hce.training.recipe import Recipe, Supervision, parsed_settings, parsed_value, shown_value
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Labels
     from hce.training.model_folder import Epoch
     from hce.training.query_mean import QueryMean
-    from hce.training.recipe import Recipe
-
 
 GO_ON = "the same command with --resume goes on from the last checkpoint"
 NOT_BEGUN = "training had not begun; the same command starts over"
@@ -52,6 +52,14 @@ LABELS = (
     "generated=FILE, what `hce generate-queries` wrote; log=FILE, queries without answers; "
     "log=INDEX, what `hce serve --learn-queries` kept"
 )
+
+
+RECIPES = ("measured", "paper")
+RUN_SETTINGS = {  # settings of a run that are not part of its recipe: default and help
+    "recipe": ("measured", "where settings that are not given come from: measured (what measured best) or paper"),
+    "tracker": ("", "also log to this accelerate tracker, such as tensorboard"),
+    "strict": (False, "refuse judgments of documents that are not in the corpus, instead of skipping them"),
+}
 
 
 class LabelFiles(NamedTuple):
@@ -63,38 +71,77 @@ class LabelFiles(NamedTuple):
     generated: Path | None = None
     log: Path | None = None
 
-    @classmethod
-    def parsed(cls, items: Iterable[str]) -> LabelFiles:
-        """Read what --labels says.
 
-        Raises:
-            InputError: something else than these files, or one of them twice.
-        """
-        files = parse_named("--labels", items, dict.fromkeys(cls._fields, "FILE"))
-        return cls(**{name: Path(file) for name, file in files.items()})
+def recipe_option(name: str, **limits: Any) -> Any:
+    """Return an option for a field of the recipe, with its help."""
+    default, other, text = Recipe.described(name)
+    shown = default if other == default else f"{default}; transformer: {other}"
+    return Option(help=text, show_default=shown, **limits)
 
-    def named(self) -> dict[str, str]:
-        """Return the files that there are, by what they hold."""
-        return {name: str(path) for name, path in self._asdict().items() if path is not None}
+
+def read_settings(items: Iterable[str], **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of the run and of the recipe, from --set and from options of their own.
+
+    Raises:
+        InputError: an unknown setting, a value of the wrong type, or a setting that is given twice.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    run: dict[str, Any] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        name = name.replace("-", "_")
+        if name in chosen or name in run:
+            raise InputError(f"--set {item}: {name} is given twice; leave one out")
+        if equals and name in RUN_SETTINGS:
+            run[name] = parsed_value(name, text, RUN_SETTINGS[name][0])
+            if name == "recipe" and text not in RECIPES:
+                raise InputError(f"--set {name}={text}: choose one of {', '.join(RECIPES)}")
+        else:
+            chosen |= parsed_settings([item])
+    return {name: default for name, (default, _) in RUN_SETTINGS.items()} | run, chosen
+
+
+def _list_settings(wanted: bool) -> None:
+    """Print every setting with its defaults and its help."""
+    if not wanted:
+        return
+    from rich.table import Table
+
+    table = Table("setting", "default", "transformer", "what it is", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for name, (value, text) in RUN_SETTINGS.items():
+        table.add_row(name, shown_value(value), "", text)
+    for setting in fields(Recipe):
+        default, other, text = Recipe.described(setting.name)
+        table.add_row(setting.name, default, "" if other == default else other, text)
+    out.print(table)
+    raise Exit
+
+
+AUTO_ENCODER = "static, minilm, auto (one of these two), a directory or a hub id"
+OTHER_SETTING = "any other setting, such as batch_size=64 or recipe=paper; may be given more than once"
 
 
 @with_reading
 def train(
     source: CorpusArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="a new folder for the model", show_default=False)],
-    encoder: AutoEncoderOption = "static",
+    output: Annotated[Path, Option("--output", "-o", help="a new folder for the model", show_default=False)],
+    encoder: Annotated[str, Option("--encoder", "-e", help=AUTO_ENCODER, **ENCODER)] = "static",
     mode: Annotated[Supervision | None, recipe_option("mode")] = None,
     labels: Annotated[
-        list[str] | None,
-        typer.Option("--labels", metavar="WHAT=FILE,…", help=LABELS, show_default=False),
+        list[str] | None, Option("--labels", metavar="WHAT=FILE,…", help=LABELS, show_default=False)
     ] = None,
     language: Annotated[str | None, recipe_option("language")] = None,
     epochs: Annotated[int | None, recipe_option("epochs")] = None,
     seed: Annotated[int | None, recipe_option("seed", min=0, max=LARGEST_SEED)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the unfinished run of this output")] = False,
+    resume: Annotated[bool, Option("--resume", help="continue the unfinished run of this output")] = False,
     memory: MemoryOption = None,
-    set_: SetOption = None,
-    help_settings: HelpSettingsOption = False,
+    set_: Annotated[
+        list[str] | None, Option("--set", metavar="NAME=VALUE", help=OTHER_SETTING, show_default=False)
+    ] = None,
+    help_settings: Annotated[
+        bool, Option("--help-settings", callback=_list_settings, is_eager=True, help="list the settings of --set")
+    ] = False,
     as_json: JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
@@ -113,13 +160,11 @@ def train(
       accelerate launch -m hce train docs.jsonl -o my-model --encoder minilm   (several GPUs)
       torchrun --nproc-per-node 2 -m hce train docs.jsonl -o my-model           (several CPU processes)
     """
-    from hce.training.recipe import Recipe
-
     require_parent(output)
     require_free(output, resume)
-    bound = None if memory is None else parse_size(memory)
-    run_settings, chosen = read_settings(set_ or (), mode=mode, language=language, epochs=epochs, seed=seed)
-    files = LabelFiles.parsed(labels or ())
+    settings, chosen = read_settings(set_ or (), mode=mode, language=language, epochs=epochs, seed=seed)
+    named = parse_named("--labels", labels or (), dict.fromkeys(LabelFiles._fields, "FILE"))
+    files = LabelFiles(**{name: Path(file) for name, file in named.items()})
 
     def going_on() -> str:
         return GO_ON if unfinished(output).exists() else NOT_BEGUN
@@ -135,23 +180,23 @@ def train(
             from hce.training.train import train as run
 
         # The companions of an encoder are made again; they do not say how it is trained.
-        first = is_first_process()
         given = Encoder.load(settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
-        if run_settings.recipe == "paper":
+        if settings["recipe"] == "paper":
             recipe = Recipe.paper(documents=len(corpus), **chosen)
         else:
             recipe = Recipe.for_encoder(static=given.is_table, documents=len(corpus), **chosen)
-        if bound is not None:
+        if memory is not None:
             needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
-            err.print(require_memory(needs, bound, "give so much, or a smaller --set most_documents=…"), soft_wrap=True)
-        label_sets = _label_sets(source, corpus, files, recipe.mode, strict=run_settings.strict)
+            note(require_memory(needs, memory, "give so much, or a smaller --set most_documents=…"))
+        label_sets = _label_sets(source, corpus, files, recipe.mode, strict=settings["strict"])
         logged = _log(files.log) if files.log else []
-        with _tracked(run_settings.tracker, recipe, output.parent) as log:
+        first = is_first_process()
+        with _tracked(settings["tracker"], recipe, output.parent) as log:
 
             def on_epoch(epoch: Epoch) -> None:
                 log(epoch)
                 if first:
-                    err.print(str(epoch), soft_wrap=True)
+                    note(str(epoch))
 
             result = run(
                 corpus,
@@ -163,12 +208,11 @@ def train(
                 resume=resume,
                 progress=first,
                 on_epoch=on_epoch,
-                label_files=files.named(),
+                label_files={name: str(path) for name, path in files._asdict().items() if path},
             )
-        if first:
-            delete_whole(copies_of_corpus(output))
-    if not first:
-        return
+        if not first:
+            return
+        delete_whole(copies_of_corpus(output))
     shares, calibration = result.encoder.shares, result.calibration
     trusted = "" if len(shares) == 1 else ", trust_remote_code=True"
     search = f"search with it: {calibration.summary()}\n" if calibration else ""
@@ -180,8 +224,8 @@ def train(
 
 
 def report(
-    model: Annotated[Path, typer.Argument(help="a folder that `hce train` wrote", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="the HTML file to write")] = Path("report.html"),
+    model: ModelArgument,
+    output: Annotated[Path, Option("--output", "-o", help="the HTML file to write")] = Path("report.html"),
     as_json: JsonOption = False,
 ) -> None:
     """Write what training brought as one HTML file: before and after, query by query, curves, tree, the command.
@@ -189,8 +233,6 @@ def report(
     Example:
       hce report my-model -o my-model.html
     """
-    from hce.files import open_atomically
-
     require_parent(output)
     if not model.is_dir():
         raise InputError(f"{model}: no model of hce there (there is no such folder); 'hce train' writes one")
@@ -204,14 +246,14 @@ def report(
         file.write(text)
     facts = folder.facts
     gained = f"{facts.metric}: {gains(facts.before, facts.stages, facts.after)}"
-    measured = {"before": facts.before, "after": facts.after, "stages": facts.stages}
+    measured = {name: getattr(facts, name) for name in ("before", "after", "stages")}
     answer(f"{gained}\nthe report is in {output}; any browser shows it", {"report": str(output), **measured}, as_json)
 
 
 def demo(
     encoder: EncoderOption = "static",
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="a new folder for model and index; a number is added if it is there")
+        Path, Option("--output", "-o", help="a new folder for model and index; a number is added if it is there")
     ] = Path("hce-demo"),
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -234,11 +276,7 @@ def demo(
 
 @contextmanager
 def _tracked(name: str, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that logs an epoch; without a tracker's name it does nothing.
-
-    Raises:
-        InputError: accelerate does not know the tracker, or its package is not installed.
-    """
+    """Yield a function that logs an epoch to one of accelerate's trackers; without a name it does nothing."""
     if not name:
         yield lambda epoch: None
         return
@@ -257,11 +295,7 @@ def _tracked(name: str, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoc
 
 
 def _log(path: Path) -> list[str] | QueryMean:
-    """Read queries from a file, or the mean that `hce serve --learn-queries` kept in an index.
-
-    Raises:
-        InputError: there are none.
-    """
+    """Read queries from a file, or the mean that `hce serve --learn-queries` kept in an index."""
     from hce.data.judgments import read_log
     from hce.training.query_mean import QueryMean
 
@@ -302,11 +336,7 @@ def _label_sets(
 
 
 def _of_corpus_documents(labels: Labels, corpus_ids: Collection[str], path: Path, strict: bool) -> Labels:
-    """Return the labels without those of documents that are not there, and say how many these were.
-
-    Raises:
-        InputError: nothing is left, or nothing may be left out.
-    """
+    """Drop labels of documents that are not there, and say how many; InputError if `strict` or all are dropped."""
     unknown = [judgment for judgment in labels.qrels.judgments() if judgment.document_id not in corpus_ids]
     if not unknown:
         return labels
@@ -315,7 +345,7 @@ def _of_corpus_documents(labels: Labels, corpus_ids: Collection[str], path: Path
     kept = labels.qrels.among(corpus_ids)
     if strict or not kept:
         raise InputError(f"{said} (the first is {unknown[0].document_id!r}); do the files match?")
-    err.print(f"{said} ({unknown[0].document_id!r} …) and are left out; --set strict=true refuses them", soft_wrap=True)
+    note(f"{said} ({unknown[0].document_id!r} …) and are left out; --set strict=true refuses them")
     return labels._replace(qrels=kept)
 
 

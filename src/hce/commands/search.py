@@ -1,0 +1,265 @@
+"""Commands that search and describe an index: `hce search`, `hce status`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from rich.text import Text
+from typer import Argument, Option
+
+from hce.commands.common import (
+    JsonOption,
+    ReadIndexArgument,
+    SeedOption,
+    TrustOption,
+    known_reranker,
+    out,
+    print_json,
+    show,
+)
+from hce.errors import InputError
+
+if TYPE_CHECKING:
+    from hce.index.drift import Drift, GrownNode
+    from hce.index.manifest import IndexStatus
+    from hce.index.ranking import Hit, SearchMode
+    from hce.training.model_folder import Training
+
+SNIPPET = 160  # characters
+FOLDED = 5  # ids of near-equal documents that are shown
+BLANKS = re.compile(r"\s+")
+SEARCHED = "the folder of the index, the Milvus file (.db) it writes to, or the address of a running hce serve"
+RERANK: dict[str, Any] = {"metavar": "DIR|HUB-ID", "callback": known_reranker, "show_default": False}
+ADVICE = {
+    "ok": "nothing to do",
+    "re-cluster": "hce rebuild grows the tree again, without training",
+    "retrain": "hce train on the documents there are now, then hce reindex with the new model",
+    "unknown": "too little to go by",
+}
+
+
+def search(
+    address: Annotated[str, Argument(metavar="index", help=SEARCHED, show_default=False)],
+    text: Annotated[str, Argument(help="what to look for, or - to read it from stdin", show_default=False)],
+    k: Annotated[int, Option("-k", help="how many documents to show")] = 10,
+    where: Annotated[
+        list[str] | None,
+        Option("--where", "-w", metavar="CONDITION", help="on metadata: 'lang=en', 'year>=2000', 'tag in a,b'"),
+    ] = None,
+    mode: Annotated[str, Option(help="hybrid (words and meaning), dense (meaning alone) or words")] = "hybrid",
+    unique: Annotated[bool, Option("--unique", help="show near-equal documents once")] = False,
+    rerank: Annotated[str | None, Option(help="a cross-encoder to re-rank the first hits by", **RERANK)] = None,
+    depth: Annotated[int, Option(help="how many of the first hits --rerank reads")] = 50,
+    facet: Annotated[
+        list[str] | None,
+        Option("--facet", metavar="FIELD", help="also count, by this field, all documents that --where leaves"),
+    ] = None,
+    token: Annotated[
+        str | None, Option(envvar="HCE_TOKEN", help="what the server at that address, or its proxy, wants")
+    ] = None,
+    trust_address: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the documents of an index that answer a text best, by words and by meaning.
+
+    Each hit shows the part of the text with most of the query's words, these in bold; of a long document, the passage
+    that was found. Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning
+    and what words gave, which are shown too. With --rerank the score is the cross-encoder's, and the earlier rank
+    is shown too. --json gives all fields, with the places of the query's words. --facet counts all documents that
+    fulfil the conditions, whatever is searched for: by meaning every document is found, sooner or later. So the first
+    line may say that nothing is a good match (good_match in --json; null where that is not known, as with --where).
+
+    Examples:
+      hce search my-index "how do plants make sugar" -k 5
+      hce search my-index "court rulings" --where 'year>=2000' --where 'year<2010' --where 'lang in en,fr'
+      hce search my-index "court rulings" --where 'meta.final=true' --where 'kind!=memo'
+      hce search my-index "ERR_4012" --mode words
+      hce search my-index "court rulings" --where 'lang=en' --facet year --facet court
+      hce search my-index "how do plants make sugar" --unique --rerank cross-encoder/ms-marco-MiniLM-L6-v2
+      hce search my-index - --json < question.txt
+      hce search http://127.0.0.1:8080 "how do plants make sugar"
+      hce search milvus.db "how do plants make sugar"
+    """
+    from hce.data.records import STDIN, read_lines
+    from hce.data.text import is_url
+    from hce.index.derived import trust_address_of
+    from hce.index.filters import parse_clauses
+    from hce.index.index import Index
+
+    if text == STDIN:
+        text = "\n".join(line.text for line in read_lines(STDIN))
+    conditions = parse_clauses(where) if where else None
+    facets: dict[str, Any] = {}
+    if is_url(address):
+        if rerank or facet:
+            raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
+        from hce.web.client import Client
+
+        hits, good_match = Client(address, token).search(text, k, where or (), mode, unique=unique)
+    else:
+        if trust_address:
+            trust_address_of(address)
+        how = cast("SearchMode", mode)
+        with Index.open(address) as index:
+            hits = index.search(text, k, conditions, how, unique=unique, rerank=rerank, depth=depth)
+            good_match = index.good_match(text, hits, conditions, how)
+            facets = index.facets(facet or [], conditions)
+    if as_json:
+        counted = {field: [each._asdict() for each in counts] for field, counts in facets.items()}
+        shown = [hit.as_dict(text) for hit in hits]
+        print_json({"query": text, "good_match": good_match, "hits": shown, "facets": counted})
+        return
+    if good_match is False:
+        out.print("nothing here is a good match; the nearest:")
+    for hit in hits:
+        show(_line(hit, text, mode))
+    if not hits:
+        out.print(_why_nothing(mode, has_conditions=bool(conditions)))
+    for field, counts in facets.items():
+        values = " · ".join(f"{each.value} {each.documents:,}" for each in counts)
+        show(f"{field}: {values or 'no values'}")
+
+
+def status(
+    path: ReadIndexArgument,
+    drift: Annotated[bool, Option("--drift/--no-drift", help="also measure whether it is time to retrain")] = True,
+    seed: SeedOption = 0,
+    trust_address: TrustOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is in an index, what has changed since it was made, and whether it is time to retrain.
+
+    Examples:
+      hce status my-index
+      hce status my-index --no-drift --json
+    """
+    from hce.index.derived import trust_address_of
+    from hce.index.index import Index
+
+    if trust_address:
+        trust_address_of(path)
+    with Index.open(path) as index:
+        from hce.training.model_folder import IN_AN_INDEX, read_training
+
+        found = index.status()
+        training = read_training(index.path / f"{IN_AN_INDEX}{index.state.manifest.suffix}")
+        verdict = index.drift(seed) if drift else None
+    if as_json:
+        known = training and {name: getattr(training, name) for name in ("metric", "before", "after", "stages")}
+        print_json({**found.as_dict(), "training": known, "drift": verdict.as_dict() if verdict else None})
+        return
+    for name, value in {**_status_lines(found, training), **(_drift_lines(verdict) if verdict else {})}.items():
+        show(f"{name:<10} {value}")
+
+
+def _why_nothing(mode: str, *, has_conditions: bool) -> str:
+    """Say why a search found nothing: meaning finds every allowed document, words only those that share a word."""
+    if mode == "words":
+        return f"no document {'that fulfils the conditions ' if has_conditions else ''}shares a word with it"
+    return "no document fulfils the conditions" if has_conditions else "the index is empty"
+
+
+def _line(hit: Hit, query: str, mode: str) -> Text:
+    """Show rank, score and its parts, id and title; below them a snippet, and how many near-equal ones were left out.
+
+    The score of a hybrid search has parts; the candidate with the lowest cosine has 0 from meaning. A cross-encoder's
+    score has none, and the earlier rank is shown instead.
+    """
+    line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")
+    if hit.first_rank is not None:
+        line.append(f"was {hit.first_rank}  ", style="dim")
+    elif mode == "hybrid" and (hit.from_words or hit.from_tokens):
+        parts = [f"{hit.from_meaning:.2f} meaning"]
+        parts += [f"{hit.from_tokens:.2f} tokens"] if hit.from_tokens else []
+        parts += [f"{hit.from_words:.2f} {' '.join(hit.matched) or 'common words'}"] if hit.from_words else []
+        line.append(f"= {' + '.join(parts)}  ", style="dim")
+    line.append(hit.id, style="bold")
+    if hit.title and hit.title != hit.id:
+        line.append(f"  {' '.join(hit.title.split())}")
+    if snippet := _snippet(hit, query):
+        line.append("\n     ").append_text(snippet)
+    if hit.folded:
+        shown = ", ".join(hit.folded[:FOLDED]) + (" …" if len(hit.folded) > FOLDED else "")
+        line.append(f"\n     and {len(hit.folded):,} near-equal: {shown}", style="dim")
+    return line
+
+
+def _snippet(hit: Hit, query: str) -> Text:
+    """Show the passage that a long document was found by, else the part with most of the query's words; these bold."""
+    found = hit.snippet(query, SNIPPET)
+    shown = Text("… " if found.start else "", style="dim")
+    end = 0
+    for start, stop in found.marks:
+        shown.append(BLANKS.sub(" ", found.text[end:start])).append(found.text[start:stop], style="bold not dim")
+        end = stop
+    shown.append(BLANKS.sub(" ", found.text[end:]))
+    shown.rstrip()
+    return shown.append(" …") if found.start + len(found.text) < len(hit.text) else shown
+
+
+def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:
+    base = f", trained from {found.base_encoder}" if found.base_encoder else ""
+    changes = "change" if found.pending == 1 else "changes"
+    pending = f", its snapshot {found.pending:,} {changes} behind" if found.pending else ""
+    quality = ""
+    if found.recall is not None:
+        quality = f", {found.rescored} candidates scored again, which find {found.recall:.1%} of the ten nearest"
+    return {
+        "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
+        "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
+        **_history_lines(found, training),
+        "engine": f"{found.engine}{quality}{pending}",
+        "search": found.search,
+        **{name: _curve(points) for name, points in found.curves.items()},
+        "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
+        "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
+        "created": found.created,
+        "changed": found.changed,
+    }
+
+
+def _curve(points: Sequence[tuple[float, float]]) -> str:
+    """Show nDCG@10 by every other value of a share."""
+    return "nDCG@10 " + ", ".join(f"{value:.3f} at {share:g}" for share, value in points[::2])
+
+
+def _history_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:
+    """Show what the table was fitted to, what a reindexing leads to or came from, and what training gained."""
+    lines = {}
+    if found.fitted_documents is not None:
+        advice = f"; hce rebuild {found.path} fits it to all {found.documents:,}"
+        documents = "document" if found.fitted_documents == 1 else "documents"
+        lines["fitted"] = f"to {found.fitted_documents:,} {documents}{advice if found.has_outgrown_its_table else ''}"
+    if found.reindexing:
+        lines["reindexing"] = f"to {found.reindexing} is under way, or was interrupted"
+    elif found.earlier:
+        lines["before"] = f"{found.earlier}; hce reindex {found.path} --undo returns to it"
+    if training is not None:
+        from hce.training.model_folder import gains
+
+        lines["trained"] = f"{gains(training.before, training.stages, training.after)} ({training.metric})"
+    return lines
+
+
+def _drift_lines(drift: Drift) -> dict[str, str]:
+    """Show the verdict, and the numbers behind it."""
+    lines = {"verdict": f"{drift.verdict}: {'; '.join(drift.reasons)} ({ADVICE[drift.verdict]})"}
+    for name, kind in (("old", drift.old), ("new", drift.new)):
+        if kind is not None:
+            found = "unknown" if kind.found is None else f"{kind.found:.0%}"
+            lines[f"  {name}"] = (
+                f"{kind.documents:,} documents: cosine to a leaf {kind.cosine:.3f} ± {kind.spread:.3f}, "
+                f"astray {kind.astray:.0%}, found by a piece of their text {found}"
+                + ("" if kind.unknown is None else f", words without a vector {kind.unknown:.0%}")
+            )
+    if drift.grown:
+        lines["grew"] = f"\n{'':<11}".join(map(_grown, drift.grown))
+    return lines
+
+
+def _grown(region: GrownNode) -> str:
+    """Show a region of the tree that grew, and what is new in it."""
+    name, words = ", ".join(region.name) or f"node {region.node}", ", ".join(region.words)
+    return f"{name}: {region.before:,} documents, {region.added:,} new{f', of {words}' if words else ''}"
