@@ -22,10 +22,10 @@ from hce.errors import FormatError, HceError, InputError
 from hce.files import CHECKSUMS, write_checksums
 from hce.index import background
 from hce.index.check import check
+from hce.index.create import build_parts
 from hce.index.derived import LocalPart
 from hce.index.index import Index
 from hce.index.manifest import Manifest
-from hce.index.state import build_parts
 from hce.index.store import Reader
 from hce.search import engine as engine_module
 from hce.search.engine import ENGINES, load_engine, new_engine

@@ -37,9 +37,9 @@ from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
 from hce.files import read_json, sealed, write_json
 from hce.index import create, derived
+from hce.index.create import build_parts
 from hce.index.index import Index
 from hce.index.manifest import Manifest
-from hce.index.state import build_parts
 from hce.index.store import Writer
 from hce.index.tree import Places
 from hce.tree.hierarchy import Hierarchy

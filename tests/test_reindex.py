@@ -21,9 +21,8 @@ from hce.errors import FormatError, InputError
 from hce.files import held_alone
 from hce.index import create as module
 from hce.index.check import check
-from hce.index.index import Index
+from hce.index.index import Index, ReindexedError
 from hce.index.manifest import Manifest
-from hce.index.state import ReindexedError
 from hce.index.store import Store, Writer
 from hce.web.app import create_app
 
@@ -239,16 +238,16 @@ def after(count, function):
 def killed_reindexing(path, encoder, where):
     """Begin to reindex in a process of its own, and be killed at some point."""
     module.ENCODED_AT_ONCE = 8
-    swap = Writer.swap_beside
+    swap, switch = Writer.swap_beside, module._Reindexing._switch
     places = {
-        "room": (module, "_write_encoder", die),
+        "room": (Encoder, "save", die),
         "encoder": (module._Reindexing, "finish", die),
         "encoding": (Writer, "fill_beside", after(2, Writer.fill_beside)),
         "growing": (module, "grow_tree", die),
         "snapshots": (module._Reindexing, "_switch", die),
         "manifest": (Writer, "swap_beside", die),
         "swapped": (Writer, "swap_beside", lambda *arguments: (swap(*arguments), die())),
-        "decided": (module._Reindexing, "_decided", die),
+        "decided": (module._Reindexing, "_switch", lambda *given, **options: (switch(*given, **options), die())),
     }
     setattr(*places[where])
     with Index.open(path) as index:

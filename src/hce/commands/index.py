@@ -77,7 +77,6 @@ def index(
       torchrun --nproc-per-node 2 -m hce index parts -m minilm -o my-index       (several processes, or hosts)
     """
     from hce.index.index import Index
-    from hce.index.state import build_parts
 
     require_parent(output)
     _refuse_without_engine(output)
@@ -86,7 +85,7 @@ def index(
         documents = _documents_of(corpus, reading, output)
 
         with progress_bar("loading", None, "modules"):
-            from hce.index.create import create_index  # with torch, which takes seconds to import
+            from hce.index.create import build_parts, create_index  # with torch, which takes seconds to import
             from hce.processes import is_first_process
 
         encoder = settled_encoder(model, documents, "index", "--model")

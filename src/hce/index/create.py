@@ -1,4 +1,4 @@
-"""Making an index, and giving it another encoder later.
+"""Make an index, give it another encoder later, and rebuild what is derived from its documents.
 
 A new folder appears as soon as documents, vectors and tree are in it. The engine is built in its place afterwards:
 whatever happens to it, nothing that took long to encode is lost. Of several processes that work together
@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from hce.contained import check_tree, is_folder
+from hce.contained import check_tree, delete_folder, is_folder
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.terms import checked_language, warn_of_language
@@ -34,12 +34,13 @@ from hce.encoding.reranker import TokenSpace
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
 from hce.index.derived import Derived, home_of
+from hce.index.index import IndexEncoder, IndexState
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
-from hce.index.state import IndexEncoder
+from hce.index.ranking import find_thresholds
 from hce.index.store import STORE_FILE, CutPassages, Reader, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
-from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, token_folder
-from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree
+from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder
+from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree, regrow_tree
 from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, read_passages, shared_vectors
 from hce.memory import index_needs, released, require_memory
 from hce.processes import (
@@ -53,7 +54,7 @@ from hce.processes import (
     working_together,
 )
 from hce.progress import progress_bar
-from hce.search.engine import ELSEWHERE, check_engine, wants_tree
+from hce.search.engine import ELSEWHERE, ENGINES, check_engine, wants_tree
 from hce.search.shares import Calibration
 from hce.training.calibration import calibrate_unlabeled, usual_shares
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
@@ -69,7 +70,6 @@ class KnownEncoder:
     """The encoder that an index is made with, and what is known of its training.
 
     Attributes:
-        encoder: what encodes documents and queries.
         fingerprint: of the encoder; computing it takes a while.
         folder: what `hce train` wrote the encoder to, if it comes from such a folder.
         facts: what that folder says of the training.
@@ -91,12 +91,7 @@ class KnownEncoder:
         device: torch.device | None = None,
         progress: bool = False,
     ) -> KnownEncoder:
-        """Load an encoder by its spec, or take the one given, with facts of its training.
-
-        Raises:
-            InputError: there is no such encoder.
-            FormatError: its hce.json is damaged.
-        """
+        """Load an encoder by its spec, or take the one given, with facts of its training."""
         loaded = encoder
         if not isinstance(loaded, Encoder):
             loaded = Encoder.for_corpus(loaded, corpus, device=device, progress=progress)
@@ -167,7 +162,9 @@ def create_index(
     path, progress = Path(path), progress and is_first_process()
     require_new(path)
     check_tree(unfinished(path))
-    _check_choices(path, hierarchy, engine, at)
+    claim_place(path, engine, at)
+    if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
+        raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
     checked_language(language)
     checked_share(words_share)
     corpus = documents if isinstance(documents, Corpus) else Corpus.from_documents(documents)
@@ -195,7 +192,8 @@ def create_index(
             return
         if codes is not None:
             codes.take_in_shares()
-        chosen = calibration or _chosen(start, corpus, vectors[: len(corpus)], language, codes)
+        chosen = calibration or start.shares(corpus)
+        chosen = chosen or _calibrated(corpus, start.encoder, vectors[: len(corpus)], language, codes)
         filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
     with new_folder(path) as folder:
         start.encoder.save(folder / ENCODER_FOLDER)
@@ -226,13 +224,11 @@ def create_index(
     delete_whole(unfinished(path))
 
 
-def _check_choices(path: Path, hierarchy: HierarchyChoice, engine: str, at: str | None) -> None:
-    """Refuse an engine or a hierarchy that an index cannot have."""
+def claim_place(path: Path, engine: str, at: str | None, *, named_by_user: bool = True) -> None:
+    """Check the engine and its address, and refuse the place of another index."""
     check_engine(engine, at)
     if at is not None:
-        home_of(engine).claim_place(at, path, named_by_user=True)
-    if not (hierarchy is None or hierarchy == "grow" or isinstance(hierarchy, Hierarchy)):
-        raise InputError(f"hierarchy {hierarchy!r}: give a Hierarchy, 'grow', or None")
+        home_of(engine).claim_place(at, path, named_by_user=named_by_user)
 
 
 def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
@@ -268,15 +264,12 @@ def _vectors(known: np.ndarray | None, corpus: Corpus, encoder: Encoder, place: 
     return np.concatenate([known, encode_corpus(encoder, further)]) if len(further) else known
 
 
-def _chosen(
-    start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, language: str, codes: TokenCodes | None
+def _calibrated(
+    corpus: Corpus, encoder: Encoder, vectors: np.ndarray, language: str, codes: TokenCodes | None
 ) -> Calibration:
-    """Return what training chose for this corpus, or choose now how much words and tokens count."""
-    return start.shares(corpus) or calibrate_unlabeled(
-        *(corpus, start.encoder, vectors, language),
-        space=codes.space if codes else None,
-        known=codes.get if codes else None,
-    )
+    """Choose how much words and tokens count."""
+    space, known = (codes.space, codes.get) if codes else (None, None)
+    return calibrate_unlabeled(corpus, encoder, vectors, language, space=space, known=known)
 
 
 def _tree(
@@ -363,11 +356,7 @@ ROUNDS = 8  # of catching up with others who write; then they wait
 def reindex(
     store: Store, encoder: Encoder | str | Path, words_share: float | None = None, *, progress: bool = False
 ) -> Manifest | None:
-    """Give an index another encoder; `Index.reindex` explains the arguments.
-
-    Returns:
-        The manifest from now on; None if the index has the encoder already.
-    """
+    """Give an index another encoder, see `Index.reindex`; return its manifest, or None if it has that encoder."""
     checked_share(words_share)
     with _alone(store):
         other = _begin(store, encoder)
@@ -375,15 +364,11 @@ def reindex(
             return None
         if words_share is not None:
             other = replace(other, words_share=words_share, shares=None)
-        return _Reindexing(store, other, calibrates=words_share is None and other.shares is None).finish(progress)
+        return _Reindexing(store, other).finish(progress, calibrates=words_share is None and other.shares is None)
 
 
 def undo(store: Store, *, progress: bool = False) -> Manifest:
-    """Activate again the encoder before the last reindexing.
-
-    Raises:
-        InputError: there was none, or a rebuild has given it up since.
-    """
+    """Activate again the encoder before the last reindexing; InputError if none is kept."""
     with _alone(store):
         other = Manifest.read(store.path.parent).other()
         if other is None or not other.was_in_force:
@@ -398,6 +383,19 @@ def _alone(store: Store) -> AbstractContextManager[None]:
     return held_alone(index_folder, f"{index_folder}: another process is reindexing it; wait until it is done")
 
 
+@contextmanager
+def _writing(store: Store) -> Iterator[Writer]:
+    """Open one transaction once nobody else writes, however long that takes."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                writer = stack.enter_context(store.writing())
+                break
+            except WriterBusyError:
+                logger.debug("waiting for another process to end its write")
+        yield writer
+
+
 def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None:
     """Return the encoder to activate, begun earlier or now; None if it is active."""
     index_folder = store.path.parent
@@ -408,7 +406,7 @@ def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None
     with store.reading() as reader:
         entries = [(entry.number, entry.document) for entry in reader.entries()]
     if not entries:
-        raise InputError(f"{index_folder}: it has no documents to encode anew; index anew with the other encoder")
+        raise InputError(f"{index_folder}: it has no documents to encode; index again with the other encoder")
     corpus = Corpus.from_documents([document for _, document in entries], name=index_folder.absolute().name)
     start = KnownEncoder.load(encoder, corpus)
     if start.fingerprint == manifest.fingerprint:
@@ -416,31 +414,19 @@ def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None
     if other is not None and other.fingerprint == start.fingerprint:
         return other
     warn_of_language(corpus, start.base or start.encoder.name, manifest.language)
-    suffix = _make_room(store)
-    chosen = start.shares(corpus) or Calibration(usual_shares(start.encoder))
-    numbers = np.array([number for number, _ in entries], np.int64)
-    return _write_encoder(store, suffix, start, str(encoder), chosen, numbers, corpus)
+    return _make_standby(store, start, str(encoder), np.array([number for number, _ in entries], np.int64), corpus)
 
 
-def _make_room(store: Store) -> str:
-    """Make empty tables for standby vectors; return the suffix of its folders."""
-    index_folder = store.path.parent
+def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndarray, corpus: Corpus) -> StandbyEncoder:
+    """Make empty tables for standby vectors; write the encoder, its facts and its tree; name them in the manifest."""
+    index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
     with _writing(store) as writer:
         manifest = replace(Manifest.settled(index_folder, writer), beside=None)
         manifest.write(index_folder)  # before the tables that it names are gone
         delete_other_folders(index_folder, manifest)
         writer.make_beside()
-        number = writer.next.change
-        while (index_folder / f"{ENCODER_FOLDER}-{number}").exists():
-            number += 1
-        return f"-{number}"
-
-
-def _write_encoder(
-    store: Store, suffix: str, start: KnownEncoder, spec: str, chosen: Calibration, numbers: np.ndarray, corpus: Corpus
-) -> StandbyEncoder:
-    """Write an encoder, its facts and its tree, and name them in the manifest."""
-    index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
+        suffixes = (f"-{number}" for number in count(writer.next.change))
+        suffix = next(each for each in suffixes if not (index_folder / f"{ENCODER_FOLDER}{each}").exists())
     with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
         folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
         start.encoder.save(folder)
@@ -452,6 +438,7 @@ def _write_encoder(
             NumberedHierarchy(tree, numbers).save(index_folder / f"{FOLDER}{suffix}")
         if space is not None and Manifest.read(index_folder, writer).engine not in ELSEWHERE:
             TokenCodes.create(token_folder(index_folder, suffix), space)
+        chosen = start.shares(corpus) or Calibration(usual_shares(start.encoder))
         other = StandbyEncoder(
             was_in_force=False,
             spec=spec,
@@ -467,30 +454,21 @@ def _write_encoder(
     return other
 
 
-class _Encoded(NamedTuple):
-    """Vectors of documents, by number, and the passages of the long ones by position."""
-
-    numbers: list[int]
-    vectors: np.ndarray
-    passages: dict[int, CutPassages]
-
-
 class _Reindexing:
     """Encodes what has no vector of the standby encoder yet, makes tree and snapshots, and activates that encoder."""
 
-    def __init__(self, store: Store, other: StandbyEncoder, *, calibrates: bool = False) -> None:
+    def __init__(self, store: Store, other: StandbyEncoder) -> None:
         self.store = store
-        self.calibrates = calibrates
         self.other = other
         self.folder = store.path.parent
         carried = IndexEncoder(self.folder, other)
         self._encoder, self._codes = carried.encoder(), TokenCodes.find(token_folder(self.folder, other.suffix))
         self._encode, self._cutter = partial(encode_keeping_tokens, carried, self._codes), Cutter(self._encoder)
 
-    def finish(self, progress: bool) -> Manifest:
+    def finish(self, progress: bool, *, calibrates: bool = False) -> Manifest:
         """Do what is left, and return the manifest after it."""
         self._catch_up(progress)
-        if self.calibrates:
+        if calibrates:
             self._calibrate()
         self._grow_tree()
         self._save_snapshots()
@@ -498,7 +476,10 @@ class _Reindexing:
             self._catch_up(progress=False)
             if self._switch(whatever_is_left=not left):
                 break
-        return self._decided()
+        with _writing(self.store) as writer:  # nothing is written to it; it keeps others from writing a manifest
+            manifest = Manifest.read(self.folder, writer)  # as the switch has decided
+            manifest.write(self.folder)
+        return manifest
 
     def _catch_up(self, progress: bool) -> None:
         """Encode documents some at a time; others may write in between."""
@@ -513,29 +494,24 @@ class _Reindexing:
                     return
                 with _writing(self.store) as writer:
                     writer.fill_beside(*some)
-                advance(len(some.numbers))
+                advance(len(some[0]))
 
-    def _next(self, reader: Reader) -> _Encoded | None:
+    def _next(self, reader: Reader) -> tuple[list[int], np.ndarray, dict[int, CutPassages]] | None:
+        """Encode the next documents: numbers, vectors, and the passages of long ones by position."""
         entries = list(islice(reader.entries(after=reader.last_beside() or 0), ENCODED_AT_ONCE))
         if not entries:
             return None
         documents = [entry.document for entry in entries]
         vectors = shared_vectors([each.full_text for each in documents], {}, self._encode)
-        passages = read_passages(documents, self._encode, self._cutter)
-        return _Encoded([entry.number for entry in entries], vectors, passages)
+        return [entry.number for entry in entries], vectors, read_passages(documents, self._encode, self._cutter)
 
     def _calibrate(self) -> None:
         """Choose how much words and tokens count with the new vectors, as `hce index` does."""
         with self.store.reading_beside(self.other.dim) as reader:
             entries = list(reader.entries())
-        chosen = calibrate_unlabeled(
-            Corpus.from_documents(entry.document for entry in entries),
-            self._encoder,
-            np.stack([entry.vector for entry in entries]),
-            Manifest.read(self.folder).language,
-            space=self._codes.space if self._codes else None,
-            known=self._codes.get if self._codes else None,
-        )
+        corpus = Corpus.from_documents(entry.document for entry in entries)
+        vectors, language = np.stack([entry.vector for entry in entries]), Manifest.read(self.folder).language
+        chosen = _calibrated(corpus, self._encoder, vectors, language, self._codes)
         shares, kept = chosen.shares, chosen.as_dict()
         self.other = replace(self.other, words_share=shares.words, tokens_share=shares.tokens, shares=kept)
 
@@ -575,22 +551,99 @@ class _Reindexing:
             writer.swap_beside(self.other.dim)
         return True
 
-    def _decided(self) -> Manifest:
-        """Write down what the switch has decided."""
-        with _writing(self.store) as writer:  # nothing is written to it; it keeps others from writing a manifest
-            manifest = Manifest.read(self.folder, writer)
-            manifest.write(self.folder)
-        return manifest
+
+# ------------------------------------------------------------------------------------------------- rebuilding
 
 
-@contextmanager
-def _writing(store: Store) -> Iterator[Writer]:
-    """Open one transaction once nobody else writes, however long that takes."""
-    with ExitStack() as stack:
-        while True:
-            try:
-                writer = stack.enter_context(store.writing())
-                break
-            except WriterBusyError:
-                logger.debug("waiting for another process to end its write")
-        yield writer
+def build_parts(state: IndexState) -> None:
+    """Build engines and words of the documents, and write snapshots of them; WriterBusyError if someone is writing."""
+    with state.store.writing() as writer:  # nothing is written to it; it keeps others from writing
+        state.keep_up(writer)
+        state.derived.rebuild(writer, replace(state.manifest, engine=state.derived.engine_name))
+        _find_thresholds(state, writer)
+
+
+def rebuild(
+    state: IndexState,
+    engine: str | None,
+    at: str | None,
+    *,
+    refit: bool,
+    tokens: bool | None,
+    progress: bool,
+) -> None:
+    """Rebuild all that is derived from the documents; see `Index.rebuild`."""
+    path, before = state.path, state.manifest
+    named, at = at is not None, at or (before.engine_at if engine in (None, before.engine) else None)
+    claim_place(path, engine or state.derived.engine_name, at, named_by_user=named)
+    if refit:
+        _refit_table(state, progress)
+    _give_up_earlier(state)
+    state.store.compact()
+    with state.store.writing() as writer:  # no document is written; it keeps others from writing
+        known = Manifest.settled(path, writer)  # which another process may have changed
+        state.adopt(known)
+        delete_other_folders(path, known)
+        grown = known.hierarchy and regrow_tree(path, known.hierarchy, writer, progress=progress)
+        engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else state.derived.engine_name)
+        manifest = replace(known, engine=engine, engine_at=at, hierarchy=grown)
+        _rebuild_tokens(state, writer, tokens and engine not in ELSEWHERE, progress)
+        manifest.write(path)  # by which others notice what has changed
+        state.adopt(manifest)
+        state.derived.rebuild(writer, manifest)
+        _find_thresholds(state, writer)
+        writer.forget(manifest.documents)
+        delete_other_folders(path, manifest)
+    if before.engine_at is not None and before.engine_at != at:
+        home_of(before.engine).withdraw(before.engine_at, path)
+
+
+def _refit_table(state: IndexState, progress: bool) -> None:
+    """Fit the table again, unless a reindexing to another encoder was begun."""
+    known = Manifest.read(state.path)
+    other = known.other()
+    if other is not None and other.spec not in ("", "static"):
+        return
+    given = known.words_share if known.shares is None else None
+    manifest = reindex(state.store, "static", given, progress=progress)
+    if manifest is not None:
+        state.adopt(manifest)
+
+
+def _give_up_earlier(state: IndexState) -> None:
+    """Drop the vectors of the encoder that the last reindexing replaced."""
+    other = Manifest.read(state.path).other()
+    if other is None or not other.was_in_force:
+        return
+    with _alone(state.store), state.store.writing() as writer:
+        known = Manifest.settled(state.path, writer)
+        other = known.other()
+        if other is not None and other.was_in_force:
+            replace(known, beside=None).write(state.path)
+            writer.drop_beside()
+
+
+def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, progress: bool) -> None:
+    """Keep or drop tokens, if asked for; else drop those of texts that are gone."""
+    folder = token_folder(state.path, state.manifest.suffix)
+    if wanted is None:
+        if (codes := TokenCodes.find(folder)) is not None:
+            codes.keep_only(writer)
+        return
+    delete_folder(folder, state.path)
+    if wanted:
+        read_all_tokens(folder, state.for_documents.encoder(), writer, progress=progress)
+
+
+def _find_thresholds(state: IndexState, writer: Writer) -> None:
+    """Find the thresholds of a good match, and write them into the manifest."""
+    known = Manifest.settled(state.path, writer)
+    found = None
+    if state.derived.mirror is None:
+        encode = partial(state.for_queries.encode, side="query")
+        found = find_thresholds(writer, state.derived, encode, known.fingerprint, known.words_share)
+    calibration = None if found is None else asdict(found)
+    if calibration != known.calibration:
+        manifest = replace(known, calibration=calibration)
+        manifest.write(state.path)
+        state.adopt(manifest)

@@ -1,7 +1,19 @@
 """Index: documents that come and go, found by words and by meaning.
 
 An index has an encoder, a store of the documents, and an engine of vectors and an index of words, derived from the
-store. Adding and removing documents needs no training.
+store. Adding and removing documents needs no training. `IndexState` is what one process has open of an index.
+
+A search and writes of other threads and processes:
+
+- A write is one transaction. A reader of the store sees one moment, however long it is held.
+- A reindexing switches to another encoder. `IndexState.reading` adopts the manifest that names it, and opens readers
+  until one sees the vectors of that encoder.
+- Query vectors of the earlier encoder are then useless: `IndexState.search` raises `ReindexedError`, and its callers
+  (`Index.search`, the web server) encode the queries again.
+- Engines and words are at one moment at a time. If another thread has brought them to a later moment than a reader
+  sees, lending them raises `MomentPassedError`, and `IndexState.search` searches again with a new reader.
+- A collection of Milvus has only its present moment. If documents are removed during a search, `ReplicaState.search`
+  copies what was written, and searches again.
 """
 
 from __future__ import annotations
@@ -9,53 +21,294 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, ClassVar, overload
 
 import numpy as np
 
+from hce.contained import check_tree
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.errors import wrong_type
+from hce.encoding.encoder import Encoder, OnTokens
+from hce.encoding.tables import Side
+from hce.errors import FormatError, InputError, wrong_type
 from hce.files import ScratchFolder, checked_fields
-from hce.index.derived import replica_at
+from hce.index.derived import Derived, replica_at
 from hce.index.filters import FieldSummary, Filter
-from hce.index.manifest import MANIFEST_FILE, IndexStatus
+from hce.index.manifest import (
+    MANIFEST_FILE,
+    IndexStatus,
+    Manifest,
+    StandbyEncoder,
+    file_stamp,
+    file_stamps,
+    size_on_disk,
+)
 from hce.index.ranking import (
     RERANKED,
     Hit,
     MatchThresholds,
     SearchMode,
+    SearchRequest,
     check_k,
+    check_mode,
     checked_queries,
     checked_vectors,
     closeness,
+    find_hits,
     reranked,
+    with_matched,
+    with_paths,
 )
-from hce.index.state import IndexState, ReindexedError, build_parts, rebuild, status_of
-from hce.index.store import FacetCount, MomentPassedError, Writer
-from hce.index.tree import NumberedHierarchy
-from hce.index.writing import (
-    check_id,
-    checked,
-    checked_after,
-    checked_ids,
-    chunks_of,
-    insert_documents,
-    numbers_of,
-    refuse_emptied,
-    refuse_known,
-    without_unchanged,
-)
-from hce.progress import Advance, bars_shown, progress_bar
-from hce.search.engine import check_engine
+from hce.index.store import Entry, FacetCount, MomentPassedError, Reader, Store, Writer, heed_forks
+from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, token_folder
+from hce.index.tree import NumberedHierarchy, load_tree
+from hce.index.writing import Cutter, checked, chunks_of, insert_documents, without_unchanged
+from hce.progress import Advance, bars_shown, check_deadline, progress_bar
+from hce.search.engine import ELSEWHERE, check_engine
+from hce.search.fusion import TOKENS_FIRST
 
 # With torch, or with what comes along with it: an index that is only searched needs none of them.
 if TYPE_CHECKING:
-    from hce.encoding.encoder import Encoder
     from hce.encoding.reranker import Reranker
     from hce.index.create import HierarchyChoice
     from hce.index.drift import Drift
     from hce.search.shares import Calibration
+
+
+class ReindexedError(InputError):
+    """Queries were encoded by another encoder than the one that the index has now."""
+
+
+class IndexEncoder:
+    """The encoder in an index's folder: loaded when needed, checked, and used by one thread at a time.
+
+    Tokenizers are not made for several threads. `described` is the manifest, or its entry of the standby encoder;
+    `given` is the encoder itself, if the caller has it.
+    """
+
+    def __init__(self, index_folder: Path, described: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
+        self.index_folder = index_folder
+        self.fingerprint = described.fingerprint  # known without loading it
+        self.suffix = described.suffix  # of the names of the encoder's folders
+        self._known = described
+        self._encoder = given
+        self._lock = Lock()
+        heed_forks(self)
+
+    def after_fork(self) -> None:
+        """Replace the lock of the parent process after a fork."""
+        self._lock = Lock()
+
+    def encoder(self) -> Encoder:
+        """Return the encoder, loaded if it was not; FormatError if it did not make the vectors."""
+        with self._lock:
+            return self._loaded()
+
+    def encode(self, texts: Sequence[str], side: Side, on_tokens: OnTokens | None = None) -> np.ndarray:
+        """Encode texts to unit vectors of shape (texts, n); `on_tokens` gets tokens."""
+        with self._lock:
+            return self._loaded().encode(texts, side, on_tokens=on_tokens)
+
+    def _loaded(self) -> Encoder:
+        if self._encoder is None:
+            folder = self.index_folder / self._known.encoder_folder
+            check_tree(folder, self.index_folder)
+            encoder = Encoder.load(folder)
+            # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
+            if file_stamps(folder) != self._known.encoder_files and encoder.fingerprint != self._known.fingerprint:
+                raise FormatError(
+                    f"{folder} is not the encoder that made this index's vectors ({self._known.encoder}); "
+                    "put that one back or index again"
+                )
+            self._encoder = encoder
+        return self._encoder
+
+
+class IndexState:
+    """What this process has open of an index: the manifest, and what belongs to it.
+
+    Attributes:
+        store: the documents.
+        derived: engine, engine of passages and words, all built from the store.
+        for_queries: the encoder of queries.
+        for_documents: a copy for documents, so that adding thousands does not keep a search waiting.
+    """
+
+    def __init__(self, path: Path, encoder: Encoder | None = None) -> None:
+        self.path = path
+        self.manifest = Manifest.read(path)
+        check_tree(path)  # before anything that opens files by their paths
+        if encoder is not None and encoder.fingerprint != self.manifest.fingerprint:
+            raise InputError(
+                f"{path} holds vectors of the encoder {self.manifest.encoder} ({self.manifest.fingerprint[:12]}), not "
+                f"of {encoder.name} ({encoder.fingerprint[:12]}); open it without naming an encoder, or index again "
+                "with that one"
+            )
+        self.for_queries = IndexEncoder(path, self.manifest, encoder)
+        self.for_documents = self.for_queries if encoder else IndexEncoder(path, self.manifest)
+        self.store = Store(path, self.manifest.dim)
+        self.derived = Derived(self.store, self.manifest)
+        self._codes: dict[str, TokenCodes | None] = {}  # by the suffix of the encoder's folders
+        self._cutter: Cutter | None = None
+        self._last_query: tuple[IndexEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
+        self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it may not be the current one
+        self._tree: tuple[Manifest, NumberedHierarchy | None] | None = None  # and the manifest that it was read for
+
+    def close(self) -> None:
+        """Close the files."""
+        self.derived.close()
+        self.store.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[Reader]:
+        """Open one moment with vectors of the manifest's encoder; FormatError if the store is older than that."""
+        behind = None  # `since` of the manifest that the last reader was too early for
+        while True:
+            with self.store.reading() as reader:
+                if self.keep_up(reader):
+                    yield reader
+                    return
+                if behind == self.manifest.since:  # this reader was opened after that manifest had been read
+                    raise FormatError(
+                        f"{self.store.path} is older than {MANIFEST_FILE}: it has no vectors of the encoder that the "
+                        "index got since; restore the whole folder from one copy"
+                    )
+                behind = self.manifest.since
+
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """Iterate over the documents above `after`, in order of number."""
+        with self.reading() as reader:
+            yield from reader.entries(after)
+
+    def keep_up(self, reader: Reader) -> bool:
+        """Adopt another process's manifest; return whether `reader` sees its vectors."""
+        stamp = file_stamp(self.path / MANIFEST_FILE)
+        if stamp != self._stamp:
+            self.adopt(Manifest.read(self.path, reader), stamp)
+        return reader.moment().change >= self.manifest.since
+
+    def adopt(self, manifest: Manifest, stamp: tuple[int, int] | None = None) -> None:
+        """Switch to another manifest of this index, and to its encoder."""
+        if manifest.since < self.manifest.since:
+            return  # of an earlier moment than another thread has seen
+        is_same_encoder = manifest.encoder_folder == self.manifest.encoder_folder
+        is_same_place = manifest.engine_at == self.manifest.engine_at
+        if not (is_same_encoder and is_same_place):
+            self.derived = Derived(self.store, manifest, self.derived.mirror if is_same_place else None)
+        if not is_same_encoder:
+            self.for_queries, self.for_documents = (IndexEncoder(self.path, manifest) for _ in range(2))
+            self._cutter = None
+        self._codes = {}
+        self.manifest = manifest  # last: whoever sees the new manifest sees what belongs to it
+        self._stamp = None if manifest.switch else stamp
+
+    def present_encoder(self) -> IndexEncoder:
+        """Return the encoder of queries that the index has now."""
+        if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
+            with self.store.reading() as reader:
+                self.keep_up(reader)
+        return self.for_queries
+
+    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """Encode queries to unit vectors of shape (texts, n)."""
+        encoder = self.present_encoder()
+        codes = self._codes_of(encoder) if self.manifest.tokens_share > 0 else None
+        vectors = encoder.encode(texts, "query", None if codes is None else codes.keep_query)
+        if len(texts) == 1:
+            self._last_query = encoder, texts[0], vectors[0].copy()
+        return vectors
+
+    def encode_query(self, text: str) -> np.ndarray:
+        """Return the vector of a query, of shape (n,); that of the last is remembered."""
+        last = self._last_query
+        if last is not None and last[:2] == (self.present_encoder(), text):
+            return last[2]
+        return np.asarray(self.encode_queries([text])[0])
+
+    def encode_documents(self, texts: list[str]) -> np.ndarray:
+        """Encode documents to unit vectors of shape (texts, n), and keep their tokens."""
+        encoder = self.for_documents  # which another thread may replace
+        return encode_keeping_tokens(encoder, self._codes_of(encoder), texts)
+
+    def insert(self, writer: Writer, chunks: Iterator[list[Document]], advance: Advance) -> None:
+        """Encode documents, and insert them."""
+        if self._cutter is None:
+            self._cutter = Cutter(self.for_documents.encoder())
+        insert_documents(writer, chunks, self.encode_documents, self._cutter, advance)
+
+    @property
+    def tree(self) -> NumberedHierarchy | None:
+        """The tree of the documents at creation (or at the last rebuild) with their numbers, if there is one."""
+        manifest, known = self.manifest, self._tree
+        if known is None or known[0] != manifest:  # every search asks: a missing tree is not looked for each time
+            known = self._tree = manifest, load_tree(self.path)
+        return known[1]
+
+    def _codes_of(self, encoder: IndexEncoder) -> TokenCodes | None:
+        """Return the tokens of the texts that an encoder has read; None if none are kept."""
+        if self.manifest.engine in ELSEWHERE:  # whose readers would not have them
+            return None
+        known = self._codes
+        if encoder.suffix not in known:
+            known[encoder.suffix] = TokenCodes.find(token_folder(self.path, encoder.suffix))
+        return known[encoder.suffix]
+
+    def search(
+        self,
+        texts: Sequence[str],
+        vectors: np.ndarray | None,
+        k: int,
+        filter: Filter | None,  # noqa: A002
+        mode: SearchMode,
+        fingerprint: str | None = None,
+        *,
+        unique: bool = False,
+        matched: bool = True,
+    ) -> list[list[Hit]]:
+        """Search as `Index.search` does, for queries that are encoded already.
+
+        The vectors are of shape (texts, n), or None if words alone are looked for; `fingerprint` is of the encoder that
+        made them, by default of the last one. `matched` is whether to fill in `Hit.matched`.
+
+        Raises:
+            ReindexedError: the index has another encoder by now; encode the queries again.
+        """
+        check_mode(mode)
+        check_k(k)
+        request = SearchRequest(texts, vectors, int(k), None, mode, 0.0, unique, matched)
+        fingerprint = fingerprint or self.for_queries.fingerprint
+        while True:  # see the top of this module
+            check_deadline()
+            with suppress(MomentPassedError):
+                return self._search_once(request, filter, fingerprint)
+
+    def _search_once(self, request: SearchRequest, conditions: Filter | None, fingerprint: str) -> list[list[Hit]]:
+        """Search at one moment; then let tokens, which take long, reorder the hits."""
+        matched = request.with_matched
+        with self.reading() as reader:
+            if request.vectors is not None and self.manifest.fingerprint != fingerprint:
+                raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
+            encoder, shares = self.for_queries, self.manifest
+            most = max(1, reader.moment().documents)  # a larger k would only take more memory
+            k = min(request.k, most)
+            codes = None
+            if request.mode == "hybrid" and request.vectors is not None and shares.tokens_share > 0:
+                codes = self._codes_of(encoder)
+            request = request._replace(
+                k=k if codes is None else min(max(k, TOKENS_FIRST), most),
+                allowed=None if conditions is None else reader.numbers_where(conditions),
+                words_share=shares.words_share,
+                with_matched=matched and codes is None,
+            )
+            hits = with_paths(reader, self.tree, find_hits(reader, self.derived, request))
+        if codes is None:
+            return hits
+        hits = [row[:k] for row in codes.in_order(encoder, request.queries, hits, shares.tokens_share)]
+        if not matched:
+            return hits
+        with self.store.reading() as reader:
+            return with_matched(reader, self.derived, request.queries, hits)
 
 
 class Index:
@@ -127,7 +380,7 @@ class Index:
         Raises:
             InputError: the folder is there already, or an argument is not what it has to be.
         """
-        from hce.index.create import create_index
+        from hce.index.create import build_parts, create_index
 
         check_engine(engine, at)
         create_index(
@@ -236,8 +489,11 @@ class Index:
         """
         sound = [checked(batch) for batch in batches]
         with self._writing(sound, progress) as (writer, advance):
-            refuse_known(writer, chunks_of(sound), self.path)
-            insert_documents(writer, chunks_of(sound), self.state.encode_documents, self.state.cutter(), advance)
+            for chunk in chunks_of(sound):
+                if known := writer.present(document.id for document in chunk):
+                    first = next(iter(known))
+                    raise InputError(f"{self.path}: id {first!r} is there already; --update (Index.update) replaces it")
+            self.state.insert(writer, chunks_of(sound), advance)
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
@@ -250,10 +506,13 @@ class Index:
             InputError: a document is not sound or empty, or (`WriterBusyError`) someone else is writing.
         """
         sound = [checked(batch) for batch in batches]
-        refuse_emptied(sound)
+        for batch in sound:
+            if isinstance(batch, Corpus) and batch.left_out:
+                emptied = min(batch.left_out)
+                raise InputError(f"document {emptied!r} has neither text nor title; to take it out, remove it")
         with self._writing(sound, progress) as (writer, advance):
             chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.state.derived.mirror is None)
-            insert_documents(writer, chunks, self.state.encode_documents, self.state.cutter(), advance)
+            self.state.insert(writer, chunks, advance)
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
@@ -265,9 +524,15 @@ class Index:
         Raises:
             InputError: an id is not there, or (`WriterBusyError`) someone else is writing.
         """
-        distinct = checked_ids(ids)
+        if isinstance(ids, str) or not isinstance(ids, Iterable):
+            raise InputError(f"remove takes a list of ids, not a {type(ids).__name__}; put the single id into a list")
+        distinct = list(dict.fromkeys(map(_checked_id, ids)))
         with self._writing([], progress=False) as (writer, _):
-            writer.delete(numbers_of(writer, distinct, self.path))
+            known = writer.present(distinct)
+            if missing := [doc_id for doc_id in distinct if doc_id not in known]:
+                more = f" ({len(missing):,} of {len(distinct):,} ids are not)" if len(distinct) > 1 else ""
+                raise InputError(f"{self.path}: no document {missing[0]!r} is there{more}; nothing was removed")
+            writer.delete([number for number, _ in known.values()])
         return len(distinct)
 
     @contextmanager
@@ -283,9 +548,8 @@ class Index:
 
     def get(self, doc_id: str) -> Document | None:
         """Return the document of an id, or None."""
-        check_id(doc_id)
         with self.state.store.reading() as reader:
-            return reader.find(doc_id)
+            return reader.find(_checked_id(doc_id))
 
     def __contains__(self, doc_id: object) -> bool:
         return isinstance(doc_id, str) and self.get(doc_id) is not None
@@ -296,9 +560,8 @@ class Index:
 
     def __iter__(self) -> Iterator[Document]:
         """Iterate over all documents, in the order in which they came, as they were when the iteration began."""
-        with self.state.reading() as reader:
-            for entry in reader.entries():
-                yield entry.document
+        for entry in self.state.entries():
+            yield entry.document
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of documents above `after`, rising, of shape (N,), and their vectors (N, n), float32.
@@ -306,9 +569,10 @@ class Index:
         Raises:
             InputError: `after` is not an integer.
         """
-        number = checked_after(after)
+        if isinstance(after, bool) or not isinstance(after, int | np.integer):
+            raise InputError(f"after = {after!r}: give the number of a document, or 0 to read all; ids go to get()")
         with self.state.reading() as reader:
-            return reader.vectors(number)
+            return reader.vectors(int(after))
 
     # ------------------------------------------------------------------------------------------------- search
 
@@ -525,7 +789,36 @@ class Index:
 
     def status(self) -> IndexStatus:
         """Return counts, sizes and names; loads neither encoder nor engine."""
-        return status_of(self.state)
+        state = self.state
+        with state.reading() as reader:
+            manifest, tree, standby = state.manifest, state.tree, state.manifest.other()
+            moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
+            pending, facts = state.derived.engine_part.pending(reader), state.derived.engine_part.facts(reader)
+        return IndexStatus(
+            path=str(self.path),
+            documents=moment.documents,
+            added=moment.documents - (manifest.documents - removed),
+            removed=removed,
+            created=manifest.created,
+            changed=moment.at,
+            encoder=manifest.encoder,
+            fingerprint=manifest.fingerprint,
+            base_encoder=manifest.base_encoder,
+            fitted_documents=manifest.fitted_documents,
+            dim=manifest.dim,
+            engine=state.derived.engine_name,
+            pending=pending,
+            tree_levels=tree.hierarchy.depth if tree else 0,
+            bytes=size_on_disk(self.path),
+            format=manifest.format,
+            reindexing=standby.encoder if standby and not standby.was_in_force else None,
+            earlier=standby.encoder if standby and standby.was_in_force else None,
+            tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(self.path, manifest.suffix)),
+            recall=facts.get("recall"),
+            rescored=facts.get("rescored"),
+            search=manifest.search,
+            curves=manifest.curves,
+        )
 
     def drift(self, seed: int = 0) -> Drift:
         """Return whether it is time to retrain: compare later documents with the first ones; see `hce.index.drift`.
@@ -567,6 +860,8 @@ class Index:
         Raises:
             InputError: no such engine, or (`WriterBusyError`) someone else is writing.
         """
+        from hce.index.create import rebuild
+
         refit = refit and self.status().has_outgrown_its_table
         rebuild(self.state, engine, at, refit=refit, tokens=tokens, progress=progress)
 
@@ -612,3 +907,10 @@ class Index:
         from hce.index.create import undo
 
         self.state.adopt(undo(self.state.store, progress=progress))
+
+
+def _checked_id(doc_id: str) -> str:
+    """Make sure that an id is a text."""
+    if not isinstance(doc_id, str):
+        raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
+    return doc_id

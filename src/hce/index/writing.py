@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,55 +57,6 @@ def _all_sound(documents: list[Document]) -> bool:
         return len(distinct) == len(documents) and "" not in distinct and not any(each.is_empty for each in documents)
     except (AttributeError, TypeError, UnicodeEncodeError):
         return False
-
-
-def checked_ids(ids: Iterable[str]) -> list[str]:
-    """Return ids of documents, each once, in order; InputError if one is none."""
-    if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise InputError(f"remove takes a list of ids, not a {type(ids).__name__}; put the single id into a list")
-    listed = list(ids)
-    for doc_id in listed:
-        check_id(doc_id)
-    return list(dict.fromkeys(listed))
-
-
-def check_id(doc_id: str) -> None:
-    """Make sure that an id is a text."""
-    if not isinstance(doc_id, str):
-        raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
-
-
-def checked_after(number: int) -> int:
-    """Return a document's number as an int of Python; InputError if it is none."""
-    if isinstance(number, bool) or not isinstance(number, int | np.integer):
-        raise InputError(f"after = {number!r}: give the number of a document, or 0 to read all; ids go to get()")
-    return int(number)
-
-
-def refuse_known(writer: Writer, chunks: Iterable[list[Document]], index_folder: Path) -> None:
-    """Make sure that none of these documents is there."""
-    for chunk in chunks:
-        if known := writer.present(document.id for document in chunk):
-            raise InputError(
-                f"{index_folder}: id {next(iter(known))!r} is there already; --update (Index.update) replaces it"
-            )
-
-
-def refuse_emptied(batches: Iterable[Sequence[Document]]) -> None:
-    """Make sure that no document that is to be replaced was left out of a corpus."""
-    for batch in batches:
-        if isinstance(batch, Corpus) and batch.left_out:
-            raise InputError(f"document {min(batch.left_out)!r} has neither text nor title; to take it out, remove it")
-
-
-def numbers_of(writer: Writer, ids: list[str], index_folder: Path) -> list[int]:
-    """Return the numbers of documents by id; InputError if one is not there."""
-    known = writer.present(ids)
-    missing = [doc_id for doc_id in ids if doc_id not in known]
-    if missing:
-        more = f" ({len(missing):,} of {len(ids):,} ids are not)" if len(ids) > 1 else ""
-        raise InputError(f"{index_folder}: no document {missing[0]!r} is there{more}; nothing was removed")
-    return [number for number, _ in known.values()]
 
 
 # ------------------------------------------------------------------------------------------------- inserting

@@ -21,10 +21,9 @@ import numpy as np
 from hce.errors import FormatError, InputError
 from hce.files import ScratchFolder
 from hce.index.derived import Derived
-from hce.index.index import Index
+from hce.index.index import Index, IndexState
 from hce.index.manifest import IndexStatus
 from hce.index.ranking import Hit
-from hce.index.state import IndexState
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer, heeding_deadlines
 from hce.milvus.engine import DOCUMENTS, MOST_ROWS, PASSAGES, Address, Collection, GoneOnError, Milvus
 from hce.milvus.mirror import Mirror

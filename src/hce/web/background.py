@@ -26,8 +26,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import HceError, InputError
 from hce.index.background import reason_of
 from hce.index.drift import GrownNode
-from hce.index.index import Index
-from hce.index.state import IndexState
+from hce.index.index import Index, IndexState
 from hce.training.query_mean import QueryMean, rows_of_first_part
 
 logger = logging.getLogger(__name__)
