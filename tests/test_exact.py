@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hce.search import exact
-from hce.search.engine import Found
-from hce.search.exact import EXTRA_CANDIDATES, best_first, k_best, nearest, score_blocks
+from hce.search.exact import EXTRA_CANDIDATES, Found, k_best, nearest, score_blocks
+from hce_lab.comparison.task import best_first
 
 
 def test_ranked_by_hand():

@@ -535,7 +535,8 @@ class _Reindexing:
         for _ in range(ROUNDS):
             with self.store.reading_beside(self.other.dim) as reader:
                 if reader.count_after(0) == reader.moment().documents:  # of new vectors, and of documents
-                    derived.save_snapshots(reader)
+                    for part in derived.parts(reader):
+                        part.save_snapshot(reader)
                     return
             self._catch_up(progress=False)
 

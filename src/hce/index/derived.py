@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Condition
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from hce.index.store import Moment, MomentPassedError, Reader, Store, heed_forks
 from hce.index.tree import all_vectors, load_tree
 from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar
-from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, load_engine, new_engine, wants_tree
+from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, VectorEngine, load_engine, new_engine, wants_tree
 from hce.search.passages import PassageEngine
 from hce.search.words import PassageText, Words
 
@@ -36,24 +36,25 @@ if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
     from hce.index.index import Index
 
-Held = TypeVar("Held", Engine, PassageEngine, Words)  # what a part holds
+Lent = TypeVar("Lent", covariant=True)
+Held = TypeVar("Held", VectorEngine, PassageEngine, Words)
 
 logger = logging.getLogger(__name__)
 
-# A snapshot is written again when it is behind by this share of the documents, and by so many.
+# A snapshot is written again when it is behind by this share of the documents, and by this many.
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 SNAPSHOT = "snapshot.json"
 IS_SNAPSHOT = re.compile("[0-9]{12,}").fullmatch  # the name of a snapshot's folder: the number of a change
 
+HOMES = {"milvus": "hce.milvus.mirror"}
+"""The module of each engine that lives elsewhere, imported when an index names the engine."""
 
-class Part(Generic[Held]):
+
+class Part(Generic[Lent]):
     """A part of an index, lent at the moment of a reader. This base is one without snapshots."""
 
-    def lend(self, reader: Reader) -> AbstractContextManager[Held]:
-        """Lend the part as of the moment that `reader` sees.
-
-        Raises `MomentPassedError` if the part is at a later moment.
-        """
+    def lend(self, reader: Reader) -> AbstractContextManager[Lent]:
+        """Lend the part as of the reader's moment; `MomentPassedError` if it is at a later one."""
         raise NotImplementedError
 
     def prepare(self, reader: Reader) -> None:
@@ -68,38 +69,27 @@ class Part(Generic[Held]):
         """Count the additions and removals in the store that the saved part lacks."""
         raise NotImplementedError
 
+    def facts(self, reader: Reader) -> dict[str, Any]:
+        """Return what the newest usable snapshot, if any, says about itself, and when it was `written`."""
+        return {}
+
     def save_snapshot(self, reader: Reader) -> None:
         """Write a snapshot, unless the last one is current."""
 
     def renew(self) -> None:
         """Build the part again if that pays by now."""
 
-    def facts(self, reader: Reader) -> dict[str, Any]:
-        """Return what the newest usable snapshot says about itself."""
-        return {}
-
     def ahead(self) -> Path | None:
         """Return a snapshot that is later than the store, which then lost writes."""
         return None
 
-    def is_there(self) -> bool:
-        """Return whether a usable snapshot exists, or none is needed."""
-        return True
-
-    def saved_at(self) -> float | None:
-        """Return when the newest snapshot was written, in seconds since 1970."""
-        return None
-
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
-        """Yield each damaged snapshot with what is wrong with it."""
+        """Yield each usable snapshot that is damaged, with what is wrong with it."""
         return iter(())
 
 
 class LocalPart(Part[Held]):
-    """A part in this process: loaded when first needed, caught up before each use, shared by threads.
-
-    Subclasses say how what is held is built, loaded and extended.
-    """
+    """A part in this process: loaded when first needed, caught up before each use, shared by threads."""
 
     folder_name: ClassVar[str]  # of the snapshots, below the folder of the index
     in_memory: ClassVar[bool] = True  # whether a forked process has what is held, too
@@ -115,18 +105,14 @@ class LocalPart(Part[Held]):
 
     def _identity(self) -> dict[str, Any]:
         """Return the fields that a snapshot must match to be usable."""
-        raise NotImplementedError
+        return {"engine": self.manifest.engine, "dim": self.manifest.dim, "files": FILES}
 
     def _build(self, reader: Reader) -> Held:
         """Build what is held from all documents."""
         raise NotImplementedError
 
-    def _load(self, folder: Path) -> Held:
-        """Read a snapshot; FormatError if it is damaged."""
-        raise NotImplementedError
-
-    def _fits(self, held: Held, numbers: np.ndarray) -> bool:
-        """Return whether a snapshot, maybe a stranger's, is of these documents (rising)."""
+    def _load(self, folder: Path, numbers: np.ndarray) -> Held | None:
+        """Read a snapshot; None if it is not of these documents (rising), FormatError if it is damaged."""
         raise NotImplementedError
 
     def _add(self, held: Held, reader: Reader, after: int) -> int:
@@ -145,10 +131,7 @@ class LocalPart(Part[Held]):
 
     @property
     def folder(self) -> Path:
-        """The folder of the snapshots.
-
-        Parts from another encoder's vectors have one of their own.
-        """
+        """The folder of the snapshots. Parts from another encoder's vectors have one of their own."""
         return self.store.path.parent / f"{self.folder_name}{self.manifest.suffix}"
 
     @contextmanager
@@ -217,7 +200,11 @@ class LocalPart(Part[Held]):
             if held is None or held_at is None or reader.moment_at(held_at.change, held_at.token) is None:
                 held, held_at = self._loaded(reader)
             try:
-                self._follow(held, reader, held_at, moment)
+                if held_at.change != moment.change:
+                    gone = reader.removed_since(held_at.change)
+                    self._behind += self._add(held, reader, held_at.last) + len(gone)
+                    if len(gone):
+                        held.remove(gone)
                 break
             except FormatError:
                 if held_at in failed:  # also as it is on disk now
@@ -228,20 +215,11 @@ class LocalPart(Part[Held]):
         if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(held)):
             self._try_to_save()
 
-    def _follow(self, held: Held, reader: Reader, held_at: Moment, moment: Moment) -> None:
-        """Bring what is held from the moment `held_at` to a later one."""
-        if held_at.change == moment.change:
-            return
-        gone = reader.removed_since(held_at.change)
-        self._behind += self._add(held, reader, held_at.last) + len(gone)
-        if len(gone):
-            held.remove(gone)
-
     def _loaded(self, reader: Reader) -> tuple[Held, Moment]:
         """Load the newest usable snapshot, or build; return what is held, and its moment."""
         for folder in self._snapshots():
             try:
-                if (moment := self._moment_of(folder, reader)) is None:
+                if (moment := self._moment_of(_read_snapshot(folder), reader)) is None:
                     continue
                 with progress_bar(f"loading the {self.folder_name}", None, "snapshots"):
                     held = self._checked(folder, reader, moment)
@@ -262,22 +240,21 @@ class LocalPart(Part[Held]):
         names = names_in(self.folder, self.store.path.parent)
         return [self.folder / name for name in sorted(filter(IS_SNAPSHOT, names), reverse=True)]
 
-    def saved_at(self) -> float | None:
-        """Return when the newest snapshot was written, in seconds since 1970."""
-        with suppress(FileNotFoundError):  # deleted meanwhile
-            return max(((folder / SNAPSHOT).stat().st_mtime for folder in self._snapshots()), default=None)
-        return None
-
     def pending(self, reader: Reader) -> int:
         """Count the additions and removals in the store that the newest snapshot lacks."""
-        for _, saved_at in self._usable(reader):
-            return reader.moment().last - saved_at.last + len(reader.removed_since(saved_at.change))
+        for folder in self._snapshots():
+            if (saved_at := self._moment_of(_saved_in(folder), reader)) is not None:
+                return reader.moment().last - saved_at.last + len(reader.removed_since(saved_at.change))
         return reader.moment().documents
 
     def facts(self, reader: Reader) -> dict[str, Any]:
-        """Return what the newest usable snapshot, if any, says about itself."""
-        for folder, saved_at in self._usable(reader):
-            return {**_saved_in(folder).get("facts", {}), "documents": saved_at.documents}
+        """Return what the newest usable snapshot, if any, says about itself, and when it was `written`."""
+        for folder in self._snapshots():
+            saved = _saved_in(folder)
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                if (saved_at := self._moment_of(saved, reader)) is not None:
+                    written = (folder / SNAPSHOT).stat().st_mtime
+                    return {**saved.get("facts", {}), "documents": saved_at.documents, "written": written}
         return {}
 
     def ahead(self) -> Path | None:
@@ -290,41 +267,25 @@ class LocalPart(Part[Held]):
                 return folder
         return None
 
-    def is_there(self) -> bool:
-        """Return whether a snapshot of this kind is on disk."""
-        identity = self._identity().items()
-        return any(identity <= _saved_in(folder).items() for folder in self._snapshots())
-
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
         """Yield each usable snapshot that is damaged, with what is wrong with it."""
         for folder in self._snapshots():
             try:
-                if (moment := self._moment_of(folder, reader)) is not None:
+                if (moment := self._moment_of(_read_snapshot(folder), reader)) is not None:
                     self._checked(folder, reader, moment)
             except FormatError as error:
                 yield folder, str(error)
 
-    def _usable(self, reader: Reader) -> Iterator[tuple[Path, Moment]]:
-        """Yield the snapshots that match manifest and store, newest first."""
-        for folder in self._snapshots():
-            moment = None
-            with suppress(FormatError):
-                moment = self._moment_of(folder, reader)
-            if moment is not None:
-                yield folder, moment
-
-    def _moment_of(self, folder: Path, reader: Reader) -> Moment | None:
+    def _moment_of(self, saved: dict[str, Any], reader: Reader) -> Moment | None:
         """Return the moment of a snapshot; None if it is of another engine or store."""
-        saved = _read_snapshot(folder)
-        if not self._identity().items() <= saved.items():
-            return None
-        return reader.moment_at(saved.get("change", -1), saved.get("token", ""))
+        is_usable = self._identity().items() <= saved.items()
+        return reader.moment_at(saved.get("change", -1), saved.get("token", "")) if is_usable else None
 
     def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Held:
-        """Read a snapshot that claims to be of a moment."""
+        """Read a snapshot, maybe a stranger's, that claims to be of a moment."""
         check_tree(folder, self.store.path.parent)
-        held = self._load(folder)
-        if not self._fits(held, reader.numbers_at(moment)):
+        held = self._load(folder, reader.numbers_at(moment))
+        if held is None:
             raise FormatError(f"{folder}: the snapshot is not of the documents there were; it has to be rebuilt")
         return held
 
@@ -350,23 +311,21 @@ class LocalPart(Part[Held]):
         return all(named.get(name, value) == value for name, value in self._identity().items())
 
     def _save(self) -> None:
-        held, moment = self._held, self._moment
+        """Write a snapshot, and delete all others along with what killed processes left."""
+        held, moment, within = self._held, self._moment, self.store.path.parent
         if held is None or moment is None or not self._is_wanted():
             return
         target = self.folder / f"{moment.change:012d}"
-        self._delete([target])
+        delete_folder(target, within)
         with new_folder(target) as folder:
             held.save(folder)
             saved = {**self._identity(), "change": moment.change, "token": moment.token}
             write_json(folder / SNAPSHOT, sealed({**saved, "facts": self._facts(held)}))
-        self._delete([old for old in self._snapshots() if old != target])
+        for old in self._snapshots():
+            if old != target:
+                delete_folder(old, within)
+        delete_leftovers(self.folder, within=within)
         self._behind = 0
-
-    def _delete(self, snapshots: list[Path]) -> None:
-        """Delete snapshots, each at once, and what killed processes left."""
-        for snapshot in snapshots:
-            delete_folder(snapshot, self.store.path.parent)
-        delete_leftovers(self.folder, within=self.store.path.parent)
 
 
 def _read_snapshot(folder: Path) -> dict[str, Any]:
@@ -382,44 +341,35 @@ def _read_snapshot(folder: Path) -> dict[str, Any]:
 
 def _saved_in(folder: Path) -> dict[str, Any]:
     """Return what the file of a snapshot says; nothing if it is damaged."""
-    try:
+    with suppress(FormatError):
         return _read_snapshot(folder)
-    except FormatError:
-        return {}
+    return {}
 
 
-# ------------------------------------------------------------------------------------------------- how parts are made
-
-
-class EnginePart(LocalPart[Engine]):
+class EnginePart(LocalPart[VectorEngine]):
     """The engine of the vectors of all documents."""
 
     folder_name: ClassVar[str] = "engine"
 
-    def _identity(self) -> dict[str, Any]:
-        return {"engine": self.manifest.engine, "dim": self.manifest.dim, "files": FILES}
-
-    def _build(self, reader: Reader) -> Engine:
+    def _build(self, reader: Reader) -> VectorEngine:
         index_folder, engine = self.store.path.parent, self.manifest.engine
         with all_vectors(reader, index_folder) as (numbers, vectors):
             tree = load_tree(index_folder, self.manifest.suffix) if wants_tree(engine, len(numbers)) else None
             hierarchy = tree.hierarchy if tree is not None and np.array_equal(tree.numbers, numbers) else None
             return new_engine(engine, self.manifest.dim, numbers=numbers, vectors=vectors, hierarchy=hierarchy)
 
-    def _facts(self, held: Engine) -> dict[str, Any]:
-        return held.facts()
+    def _load(self, folder: Path, numbers: np.ndarray) -> VectorEngine | None:
+        held = load_engine(self.manifest.engine, folder, self.manifest.dim)
+        return held if np.array_equal(held.numbers, numbers) else None
 
-    def _load(self, folder: Path) -> Engine:
-        return load_engine(self.manifest.engine, folder, self.manifest.dim)
-
-    def _fits(self, held: Engine, numbers: np.ndarray) -> bool:
-        return np.array_equal(held.numbers, numbers)
-
-    def _add(self, held: Engine, reader: Reader, after: int) -> int:
+    def _add(self, held: VectorEngine, reader: Reader, after: int) -> int:
         numbers, vectors = reader.vectors(after)
         if len(numbers):
             held.add(numbers, vectors)
         return len(numbers)
+
+    def _facts(self, held: VectorEngine) -> dict[str, Any]:
+        return held.facts()
 
 
 class PassagesPart(LocalPart[PassageEngine]):
@@ -427,26 +377,21 @@ class PassagesPart(LocalPart[PassageEngine]):
 
     folder_name: ClassVar[str] = "passages"
 
-    def _identity(self) -> dict[str, Any]:
-        return {"engine": self.manifest.engine, "dim": self.manifest.dim, "files": FILES}
-
     def _build(self, reader: Reader) -> PassageEngine:
         return PassageEngine.build(self.manifest.engine, self.manifest.dim, *reader.passages())
 
-    def _facts(self, held: PassageEngine) -> dict[str, Any]:
-        return held.engine.facts()
-
-    def _load(self, folder: Path) -> PassageEngine:
-        return PassageEngine.load(self.manifest.engine, folder, self.manifest.dim)
-
-    def _fits(self, held: PassageEngine, numbers: np.ndarray) -> bool:
-        return bool(np.isin(held.documents, numbers).all())
+    def _load(self, folder: Path, numbers: np.ndarray) -> PassageEngine | None:
+        held = PassageEngine.load(self.manifest.engine, folder, self.manifest.dim)
+        return held if np.isin(held.documents, numbers).all() else None
 
     def _add(self, held: PassageEngine, reader: Reader, after: int) -> int:
         passages = reader.passages(after)
         if len(passages.numbers):
             held.add(*passages)
         return len(passages.numbers)
+
+    def _facts(self, held: PassageEngine) -> dict[str, Any]:
+        return held.engine.facts()
 
 
 class WordsPart(LocalPart[Words]):
@@ -463,11 +408,9 @@ class WordsPart(LocalPart[Words]):
         self._add(words, reader, 0)
         return words
 
-    def _load(self, folder: Path) -> Words:
-        return Words.load(folder, self.manifest.language)
-
-    def _fits(self, held: Words, numbers: np.ndarray) -> bool:
-        return len(held) == len(numbers)
+    def _load(self, folder: Path, numbers: np.ndarray) -> Words | None:
+        held = Words.load(folder, self.manifest.language)
+        return held if len(held) == len(numbers) else None
 
     def _add(self, held: Words, reader: Reader, after: int) -> int:
         with progress_bar("indexing words", reader.count_after(after), "documents") as advance:
@@ -487,24 +430,6 @@ def _passage_texts(reader: Reader, after: int) -> Iterator[PassageText]:
 # --------------------------------------------------------------------------------------- the parts of an index
 
 
-class Mirror(Protocol):
-    """Keeps an engine that lives elsewhere up to date with the store."""
-
-    @property
-    def documents(self) -> Part[Engine]:
-        """The engine of the documents."""
-
-    @property
-    def passages(self) -> Part[PassageEngine]:
-        """The engine of the passages of long documents."""
-
-    def follow(self) -> None:
-        """Send what was written; what cannot be sent now is sent before the next search."""
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
 class Derived:
     """The parts that are derived from a store with one encoder; each lends what it holds at a reader's moment.
 
@@ -512,11 +437,11 @@ class Derived:
         engine_part: the engine of the vectors of all documents.
         passages_part: the engine of the passages of long documents; unused if there are none.
         words_part: the words of all texts.
-        mirror: sends writes to an engine that lives elsewhere; None if the engine is in this process.
+        mirror: the `Mirror` of the engine's home, which sends writes there; None if the engine is in this process.
         engine_name: the name of the engine that searches.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, mirror: Mirror | None = None) -> None:
+    def __init__(self, store: Store, manifest: Manifest, mirror: Any = None) -> None:
         # The usual engine stands in for one that this version no longer has.
         self.engine_name = manifest.engine if manifest.engine in (*ENGINES, *ELSEWHERE) else ENGINES[0]
         known = replace(manifest, engine=self.engine_name)
@@ -528,12 +453,15 @@ class Derived:
 
     def _warn(self, store: Store, manifest: Manifest) -> None:
         """Warn of an engine that is no more, and of writes that the store has lost."""
-        if self.engine_name != manifest.engine and not self.engine_part.is_there():
-            logger.warning(
-                "%s was made with the engine %s, which is no more; %s searches in its place, and "
-                "'hce rebuild %s --engine %s' makes that permanent",
-                *(store.path.parent, manifest.engine, self.engine_name, store.path.parent, self.engine_name),
-            )
+        if self.engine_name != manifest.engine:
+            with store.reading() as reader:
+                is_built = bool(self.engine_part.facts(reader))
+            if not is_built:
+                logger.warning(
+                    "%s was made with the engine %s, which is no more; %s searches in its place, and "
+                    "'hce rebuild %s --engine %s' makes that permanent",
+                    *(store.path.parent, manifest.engine, self.engine_name, store.path.parent, self.engine_name),
+                )
         for part in (self.engine_part, self.words_part):
             if (snapshot := part.ahead()) is not None:
                 logger.warning(
@@ -545,11 +473,6 @@ class Derived:
     def parts(self, reader: Reader) -> list[Part[Any]]:
         """Return the engine, the engine of passages if there are some, and the words."""
         return [self.engine_part, *([self.passages_part] if reader.has_passages() else []), self.words_part]
-
-    def prepare(self, reader: Reader) -> None:
-        """Load or build now what the first search would have to wait for."""
-        for part in self.parts(reader):
-            part.prepare(reader)
 
     def follow_write(self) -> None:
         """Send a write to an engine elsewhere, or renew one here if that pays."""
@@ -564,33 +487,16 @@ class Derived:
         if self.mirror is not None:
             self.mirror.close()
 
-    def save_snapshots(self, reader: Reader) -> None:
-        """Write a snapshot of each part that lacks a current one."""
-        for part in self.parts(reader):
-            part.save_snapshot(reader)
-
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
         """Build all parts again, with the engine that `manifest` names."""
         self.engine_name = manifest.engine
-        self.engine_part.rebuild(reader, manifest)  # an engine elsewhere along with the passages
-        if self.mirror is None and reader.has_passages():
-            self.passages_part.rebuild(reader, manifest)
-        self.words_part.rebuild(reader, manifest)
-
-
-# --------------------------------------------------------------------------------------- engines that live elsewhere
-
-
-HOMES = {"milvus": "hce.milvus.mirror"}
-"""The module of each engine that lives elsewhere, imported when an index names the engine."""
+        for part in self.parts(reader):
+            if self.mirror is None or part is not self.passages_part:  # an engine elsewhere along with the passages
+                part.rebuild(reader, manifest)
 
 
 def home_of(engine: str) -> Any:
-    """Import the module of an engine elsewhere, such as `hce.milvus.mirror`.
-
-    Raises:
-        InputError: there is no such engine.
-    """
+    """Import the module of an engine elsewhere, such as `hce.milvus.mirror`; InputError if it has none."""
     if engine not in HOMES:
         raise InputError(f"engine {engine!r}: has no address; choose one of {', '.join(HOMES)}")
     return import_module(HOMES[engine])
@@ -606,21 +512,14 @@ def replica_at(address: str | Path, encoder: Encoder | None) -> Index | None:
 
 
 def trust_address_of(index_folder: str | Path) -> None:
-    """Remember the address that an index names as one that this user has named.
-
-    Raises:
-        FormatError: there is no index, or it is damaged.
-    """
+    """Remember the address that an index names as one that this user has named; FormatError without an index."""
     manifest = Manifest.read(Path(index_folder))
     if manifest.engine_at is not None:
         home_of(manifest.engine).trust(manifest.engine_at)
 
 
 class SharedLock:
-    """A lock shared by any number of threads or held by one.
-
-    Who waits to hold it alone goes before new sharers.
-    """
+    """A lock shared by any number of threads or held by one, who goes before new sharers."""
 
     def __init__(self) -> None:
         self._condition = Condition()

@@ -773,7 +773,8 @@ class Index:
         """Load now what the first search would load: encoder, engine and words."""
         self.state.present_encoder().encoder()
         with self.state.reading() as reader:
-            self.state.derived.prepare(reader)
+            for part in self.state.derived.parts(reader):
+                part.prepare(reader)
 
     @property
     def encoder(self) -> Encoder:

@@ -18,14 +18,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from hce.errors import AwayError, HceError, InputError, needs_extra, one_line
 from hce.progress import check_deadline
-from hce.search.engine import Found
-from hce.search.exact import SLACK, k_best, search_exactly
+from hce.search.exact import SLACK, Found, k_best, search_exactly
 
 NAME = "hce"
 PATIENCE = 15.0  # seconds that a server may be away before that is an error; `hce serve` answers within 30
@@ -524,7 +523,6 @@ class MilvusEngine:
     count: int
     last: int
     are_there: Callable[[np.ndarray], np.ndarray]
-    name: ClassVar[str] = "milvus"
 
     def __len__(self) -> int:
         return self.count
@@ -561,7 +559,7 @@ class MilvusEngine:
                 continue
             there = self.are_there(found.numbers)
             if (there.sum(axis=1) >= count).all():
-                return found if there.all() else k_best(Found(np.where(there, found.numbers, -1), found.scores), count)
+                return k_best(Found(np.where(there, found.numbers, -1), found.scores), count)
             extra = int((~there).sum(axis=1).max())
         return self._best_among(queries, count, self._numbers())
 

@@ -59,7 +59,7 @@ from hce.milvus.rows import (
     read_writer,
 )
 from hce.progress import progress_bar
-from hce.search.engine import Engine
+from hce.search.engine import Engine, VectorEngine
 from hce.search.passages import PassageEngine
 
 if TYPE_CHECKING:
@@ -479,8 +479,7 @@ class _MirroredPart(Part[Searched]):
 def document_engine(collection: Collection, reader: Reader) -> Engine:
     """Return the engine of all documents."""
     moment = reader.moment()
-    engine = MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last, reader.are_there)
-    return cast(Engine, engine)  # which is only searched here
+    return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last, reader.are_there)
 
 
 def passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
@@ -488,4 +487,4 @@ def passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
     numbers, documents = reader.passage_numbers()
     last, are_there = int(numbers.max(initial=0)), partial(np.isin, test_elements=numbers)
     engine = MilvusEngine(collection, PASSAGES, len(numbers), last, are_there)
-    return PassageEngine(cast(Engine, engine), numbers, documents)  # which is only searched here
+    return PassageEngine(cast(VectorEngine, engine), numbers, documents)  # which is only searched here

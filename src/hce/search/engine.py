@@ -1,85 +1,68 @@
-"""What the index asks of an engine: a mapping from numbers to unit vectors, searched by inner product.
+"""Engines: numbers to unit vectors, searched by inner product. They know nothing of documents or encoders.
 
-An engine is derived from the store and can be thrown away at any time. It knows numbers and vectors, and nothing of
-documents, files of the user, or encoders. Here are the protocol, and the engine of this process: a file of vectors,
-mapped into memory, and their codes. A search scans the codes, and scores the first candidates again by the vectors.
+An engine is derived from the store and can be thrown away at any time. Here are the protocol, and the engine of this
+process: vectors in a file that is mapped into memory, and codes of four bits for every two or four of their dimensions.
+A search scans the codes by faiss, whose scores are nearly the inner products, and scores the first candidates again by
+the vectors. Of very many vectors only some are scanned: the leaves of the corpus's own tree that are nearest to the
+query. The engine "exact" has no codes, and neither have few vectors: then every vector is scored.
 
-The engine "exact" has no codes, and neither have few vectors: then every vector is scored.
+Files are plain arrays with checksums, checked before faiss gets them: faiss's own readers trust what they read.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import faiss
 import numpy as np
+from numpy.typing import DTypeLike
+from safetensors.numpy import load_file, save_file
 
-from hce.errors import InputError
-from hce.search.codes import NARROW, WIDE, Codes
-from hce.search.engine_files import (
-    as_format_error,
-    checked,
-    checked_numbers,
-    mapped,
-    read_arrays,
-    require_sound,
-    write_arrays,
-)
+from hce.contained import plain_path
+from hce.errors import FormatError, InputError, one_line
+from hce.files import damage_in, write_checksums
+from hce.progress import progress_bar
 from hce.search.exact import SLACK, inner_products, k_best, nothing, search_exactly
 from hce.search.exact import Found as Found
-from hce.search.rows import Rows
 from hce.tree.hierarchy import Hierarchy
 
 ENGINES = ("codes", "exact")
-
-ELSEWHERE = ("milvus",)
-"""Engines that are no part of this process, and have an address: see `hce.milvus.engine`."""
+ELSEWHERE = ("milvus",)  # engines that are no part of this process, and have an address: see `hce.milvus.engine`
 
 CODED_FROM = 10_000  # vectors; scoring each of fewer takes less than a third of a millisecond
 WIDE_FROM = 200_000  # vectors; a scan of more is faster with wide codes, though it needs more candidates
 ROUTED_FROM = 4_000_000  # vectors; the codes of fewer are all scanned, in 2 ms a million
 GROWN = 4  # times as many vectors: then the engine is built again
 FEW = 20_000  # vectors that a filter leaves; scoring each of fewer takes no longer than a scan
-MARGIN, SPARE = 1.25, 16  # candidates beyond those wanted, which show whether the last place is shared
+MARGIN = 1.25  # times the candidates are scanned where some rows may not be found
+AT_ONCE = 65_536  # rows
 FILES = 3  # the format of an engine on disk
-VECTORS, CODES = "vectors.npy", "codes.npy"
+ARRAYS, VECTORS, CODES = "arrays.safetensors", "vectors.npy", "codes.npy"
+
+BITS = 4  # of a code
+NARROW, WIDE = 2, 4  # dimensions that share a code; wide codes find less, and take half the memory
+SAMPLE, BLOCK = 16_384, 16  # vectors that the codebook is trained on, and how many of them lie together
+ROUNDS = 10  # of k-means; 25 lowered the error by one part in seventy
+LEAF = 64  # vectors in a leaf that a scan is led to, at the least
+DRIFTED, ENOUGH = 1.5, 1000  # times the error at first, and vectors that show it
+MOST = 4.0  # of a number in a codebook or a centroid: vectors are of length 1
 
 # How many candidates are scored again is found by questions: documents moved as far as they lie from their mean. To
 # leaves, real questions are as hard as documents moved twice as far (docs/LOG.md).
 ASKED, K = 128, 10
 WANTED = 0.995  # of the ten nearest
-RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # candidates, of which few are chosen
+RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # numbers of candidates to choose from
 PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95
 
 
 class Engine(Protocol):
-    """Vectors by number. Numbers rise: one that was removed never comes back."""
-
-    name: str
-
-    def __len__(self) -> int:
-        """Return how many vectors there are."""
-        ...
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """The numbers of all vectors, of shape (N,), int64, in any order."""
-        ...
-
-    def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        """Take vectors in.
-
-        Args:
-            numbers: of shape (B,), int64, rising, all above those that were ever added.
-            vectors: unit rows of shape (B, n), float32.
-        """
-        ...
-
-    def remove(self, numbers: np.ndarray) -> None:
-        """Take vectors out; numbers that are not there are passed over."""
-        ...
+    """What a search asks of an engine. Numbers rise: one that was removed never comes back."""
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
         """Find the k vectors of the largest inner product; k of them if there are k.
@@ -89,30 +72,13 @@ class Engine(Protocol):
             k: 1 or more.
             allowed: search among these numbers only (rising, int64); among few, exactly.
         """
-        ...
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Return the inner products of a query, of shape (n,), with vectors that are there, of shape (m,), float32."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write everything into an existing, empty folder."""
-        ...
-
-    def facts(self) -> dict[str, float]:
-        """Return what to know of the engine without loading it."""
-        ...
-
-
-# ----------------------------------------------------------------------------------------- by name
 
 
 def check_engine(name: str, at: str | None) -> None:
-    """Refuse an engine that does not exist, or not with this address.
-
-    Raises:
-        InputError: there is no such engine, or not with this address.
-    """
+    """Raise InputError if an engine does not exist, or not with this address."""
     if name not in (*ENGINES, *ELSEWHERE):
         raise InputError(f"engine {name!r}: choose one of {', '.join((*ENGINES, *ELSEWHERE))}")
     if name not in ELSEWHERE and at is not None:
@@ -122,70 +88,44 @@ def check_engine(name: str, at: str | None) -> None:
 
 
 def wants_tree(name: str, count: int) -> bool:
-    """Return whether a tree leads the searches of an engine among so many vectors."""
+    """Return whether a tree leads the searches of an engine among this many vectors."""
     return name == "codes" and count >= ROUTED_FROM
 
 
 def new_engine(
     name: str, dim: int, *, numbers: np.ndarray, vectors: np.ndarray, hierarchy: Hierarchy | None = None
-) -> Engine:
-    """Build an engine of all these vectors; none is fine too.
+) -> VectorEngine:
+    """Build an engine of unit rows (N, n) with rising numbers (N,); mapped rows, which must not change, are fine.
 
-    Args:
-        name: one of `ENGINES`.
-        dim: the length n of a vector.
-        numbers: of shape (N,), int64, rising.
-        vectors: unit rows of shape (N, n), float32, a memory map included; they must not change.
-        hierarchy: the trained tree of these vectors, whose document i is row i. It leads searches among very many
-            vectors; where it is missing, one is grown.
-
-    Raises:
-        InputError: there is no such engine.
+    The hierarchy is the trained tree of these vectors. It leads searches among very many; without it, one is grown.
     """
-    _check_name(name)
-    vectors = vectors.reshape(-1, dim)
-    engine = VectorEngine(name, numbers, Rows(vectors))
+    engine = VectorEngine(name, numbers, Rows(vectors.reshape(-1, dim)))
     if name == "exact" or len(numbers) < CODED_FROM:
         return engine
-    is_routed = wants_tree(name, len(numbers))
-    tree = (hierarchy or Hierarchy.build(vectors, progress=None)) if is_routed else None
+    vectors, tree = vectors.reshape(-1, dim), None
+    if wants_tree(name, len(numbers)):
+        tree = hierarchy or Hierarchy.build(vectors, progress=None)
     for width in (WIDE, NARROW) if len(numbers) >= WIDE_FROM else (NARROW,):
         if engine.searches_by(Codes.build(vectors, width, tree)):
             break
     return engine
 
 
-def load_engine(name: str, folder: str | Path, dim: int) -> Engine:
-    """Read what `Engine.save` wrote.
-
-    Raises:
-        InputError: there is no such engine.
-        FormatError: the files are damaged or of another shape; build the engine again.
-    """
-    _check_name(name)
+def load_engine(name: str, folder: str | Path, dim: int) -> VectorEngine:
+    """Read what `VectorEngine.save` wrote; FormatError if it is damaged, or of another shape."""
     folder = Path(folder)
-    with as_format_error(folder):
-        arrays = read_arrays(folder)
-        vectors, numbers = mapped(folder / VECTORS, np.float32), checked_numbers(arrays["numbers"], "numbers")
-        require_sound(vectors.shape == (len(numbers), dim), f"vectors of shape {vectors.shape} are not of length {dim}")
-        engine = VectorEngine(name, numbers, _mapped_twice(folder / VECTORS))
+    with reading(folder) as arrays:
+        numbers, vectors = rising(arrays["numbers"]), mapped(folder / VECTORS, np.float32)
+        require(vectors.shape == (len(numbers), dim), f"vectors of shape {vectors.shape} are not of length {dim}")
+        engine = VectorEngine(name, numbers, Rows(vectors, folder / VECTORS))
         (engine.built,) = checked(arrays["built"], np.int64, (1,)).tolist()
         if "codebook" in arrays and name != "exact":
-            engine.codes = Codes.of_arrays(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
-            rescored, recall = checked(
-                arrays["quality"], np.float64, (2,), 0, RESCORED[engine.codes.width][-1]
-            ).tolist()
-            require_sound(rescored >= K, f"{rescored} candidates")
+            engine.codes = Codes.loaded(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
+            most = RESCORED[engine.codes.width][-1]
+            rescored, recall = checked(arrays["quality"], np.float64, (2,), 0, most).tolist()
+            require(rescored >= K, f"{rescored} candidates")
             engine.quality = Quality(int(rescored), recall)
     return engine
-
-
-def _check_name(name: str) -> None:
-    if name not in ENGINES:
-        raise InputError(f"engine {name!r}: choose one of {', '.join(ENGINES)}")
-
-
-# ----------------------------------------------------------------------------------------- the engine of this process
 
 
 class Quality(NamedTuple):
@@ -211,6 +151,8 @@ class VectorEngine:
     """
 
     def __init__(self, name: str, numbers: np.ndarray, vectors: Rows) -> None:
+        if name not in ENGINES:
+            raise InputError(f"engine {name!r}: choose one of {', '.join(ENGINES)}")
         self.name = name
         self.codes: Codes | None = None
         self.quality = Quality(K, 1.0)
@@ -234,11 +176,11 @@ class VectorEngine:
             return {"rows": len(self)}
         facts: dict[str, float] = {"rows": len(self), "renewed_from": max(CODED_FROM, GROWN * self.built)}
         if self.codes is not None:
-            facts |= {**self.quality._asdict(), **({"renewed_from": 0} if self.codes.fit.has_drifted else {})}
+            facts |= self.quality._asdict() | ({"renewed_from": 0} if self.codes.has_drifted else {})
         return facts
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        """Append rows, with codes by the codebook that there is."""
+        """Add unit rows under rising numbers, above those that were ever added; the codebook stays."""
         rows = np.ascontiguousarray(vectors, dtype=np.float32)
         self._vectors.append(rows)
         if self.codes is not None and len(rows):
@@ -249,32 +191,34 @@ class VectorEngine:
         self._count += len(rows)
 
     def remove(self, numbers: np.ndarray) -> None:
-        """Mark rows as removed; the next snapshot is without them."""
+        """Mark rows as removed; the next snapshot is without them. Numbers that are not there are ignored."""
         stays = ~np.isin(self._numbers, numbers)
         if not stays.all():
             self._live = stays if self._live is None else self._live & stays
             self._count = int(self._live.sum())
-
-    def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors of the largest inner product: all of them, where every vector is scored."""
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
-        kept = self._live if allowed is None else self._among(allowed)
-        available = self._count if allowed is None or kept is None else int(np.count_nonzero(kept))
-        wanted = min(max(k, self.quality.rescored + 2 * (k - K)), available)
-        is_few = wanted == available or (allowed is not None and available <= FEW)
-        if self.codes is None or is_few or not len(queries):
-            return self._exactly(queries, k, kept, available)
-        found = self._by_codes(self.codes, queries, k, wanted, kept, available)
-        short = np.flatnonzero(found.numbers[:, min(k, available) - 1] < 0)  # leaves looked into hold fewer
-        if len(short):
-            found.numbers[short], found.scores[short] = self._exactly(queries[short], k, kept, available)
-        return found
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Return the inner products of a query with some vectors."""
         return inner_products(self._vectors[np.searchsorted(self._numbers, numbers)], query)
 
     # ------------------------------------------------------------------------------------------------- searches
+
+    def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
+        """Find the k vectors of the largest inner product: all of them, where every vector is scored."""
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        kept = self._live if allowed is None else self._among(allowed)
+        available = self._count if allowed is None or kept is None else int(np.count_nonzero(kept))
+        wanted = max(k, self.quality.rescored + 2 * (k - K))
+        is_few = wanted >= available or (allowed is not None and available <= FEW)
+        if self.codes is None or is_few:
+            return self._exactly(queries, k, kept, available)
+        scan = partial(self._scan, self.codes, kept, available)
+        found = search_exactly(scan, available, queries, k, wanted=wanted, score=self._scores_of_rows)
+        short = np.flatnonzero(found.numbers[:, min(k, available) - 1] < 0)  # leaves looked into hold fewer
+        found.numbers[:] = np.where(found.numbers < 0, -1, self._numbers[found.numbers])
+        if len(short):
+            found.numbers[short], found.scores[short] = self._exactly(queries[short], k, kept, available)
+        return found
 
     def _among(self, allowed: np.ndarray) -> np.ndarray:
         """Return which rows have one of these numbers."""
@@ -287,46 +231,32 @@ class VectorEngine:
 
     def _exactly(self, queries: np.ndarray, k: int, kept: np.ndarray | None, available: int) -> Found:
         """Score every vector that may be found."""
-        chosen = None if kept is None else np.flatnonzero(kept)
+        if not available:
+            return nothing(len(queries), k)
+        scan = partial(self._score_all, None if kept is None else np.flatnonzero(kept))
+        found = search_exactly(scan, available, queries, k, SLACK, score=self._scores_of_rows)
+        return Found(np.where(found.numbers < 0, -1, self._numbers[found.numbers]), found.scores)
 
-        def fetch(some: np.ndarray, count: int) -> Found:
-            best = nothing(len(some), count)
-            for start, block in self._vectors.blocks(chosen):
-                scores, rows = faiss.knn(some, block, min(count, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
-                together = Found(np.hstack([best.numbers, start + rows]), np.hstack([best.scores, scores]))
-                best = k_best(together, count)
-            rows = best.numbers if chosen is None else chosen[best.numbers]
-            scores = np.stack(
-                [inner_products(self._vectors[each], query) for each, query in zip(rows, some, strict=True)]
-            )
-            return Found(self._numbers[rows], scores)
+    def _score_all(self, chosen: np.ndarray | None, queries: np.ndarray, count: int) -> Found:
+        """Find the rows of the largest inner products, or those among chosen rows."""
+        best = nothing(len(queries), count)
+        for start, block in self._vectors.blocks(chosen):
+            scores, rows = faiss.knn(queries, block, min(count, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
+            best = k_best(Found(np.hstack([best.numbers, start + rows]), np.hstack([best.scores, scores])), count)
+        return best if chosen is None else Found(chosen[best.numbers], best.scores)
 
-        return search_exactly(fetch, available, queries, k, SLACK)
+    def _scan(self, codes: Codes, kept: np.ndarray | None, available: int, queries: np.ndarray, count: int) -> Found:
+        """Find rows by their codes; more of them where some are hidden."""
+        total = len(self._numbers)
+        found = codes.scan(queries, min(math.ceil(MARGIN * count * total / available), total))
+        if kept is None and codes.leaves is None:
+            return found
+        there = found.numbers >= 0
+        scores = np.where(there, found.scores, -np.inf)
+        return Found(np.where(there if kept is None else there & kept[found.numbers], found.numbers, -1), scores)
 
-    def _by_codes(
-        self, codes: Codes, queries: np.ndarray, k: int, wanted: int, kept: np.ndarray | None, available: int
-    ) -> Found:
-        """Score the `wanted` best rows by their codes, and all others that are as good."""
-        found, total = nothing(len(queries), k), len(self._numbers)
-        left, count = np.arange(len(queries)), math.ceil(MARGIN * wanted * total / available) + SPARE
-        while len(left):
-            count = min(count, total)
-            again = []
-            for query, rows, scores in zip(left.tolist(), *codes.scan(queries[left], count), strict=True):
-                best = _down_to(wanted, rows, scores, kept, is_all=count == total)
-                if best is None:
-                    again.append(query)
-                else:
-                    self._rank(found, query, best, queries[query])
-            left, count = np.array(again, np.int64), 4 * count
-        return found
-
-    def _rank(self, found: Found, place: int, rows: np.ndarray, query: np.ndarray) -> None:
-        """Put the best of some rows into a place of what was found, equal scores in order of number."""
-        scores = inner_products(self._vectors[rows], query)
-        order = np.lexsort((rows, -scores))[: found.numbers.shape[1]]
-        found.numbers[place, : len(order)] = self._numbers[rows[order]]
-        found.scores[place, : len(order)] = scores[order]
+    def _scores_of_rows(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return inner_products(self._vectors[rows], query)
 
     def searches_by(self, codes: Codes) -> bool:
         """Set how searches use codes, and use them if they find enough; codes that a tree leads are used anyway.
@@ -334,7 +264,7 @@ class VectorEngine:
         Among few dimensions, many vectors share a code.
         """
         questions, shown = self._questions(1.0), None
-        if codes.routes is not None:
+        if codes.leaves is not None:
             hard = self._questions(2.0)
             for share in PROBES:
                 codes.look_into(share)
@@ -345,8 +275,8 @@ class VectorEngine:
         place = int(np.argmax(recalls >= WANTED * recalls[-1]))
         if shown is None and recalls[place] < WANTED:
             return False
-        rescored, recall = RESCORED[codes.width][place], (recalls if shown is None else shown)[place]
-        self.codes, self.quality = codes, Quality(rescored, float(recall))
+        recall = (recalls if shown is None else shown)[place]
+        self.codes, self.quality = codes, Quality(RESCORED[codes.width][place], float(recall))
         return True
 
     def _questions(self, far: float) -> tuple[np.ndarray, np.ndarray]:
@@ -362,55 +292,283 @@ class VectorEngine:
         """Return the share of the ten nearest that is among the candidates, by how many are scored again."""
         found = codes.scan(questions[0], min(RESCORED[codes.width][-1], len(self))).numbers
         near = [
-            (inner_products(self._vectors[rows], query) >= least - SLACK) & (rows >= 0)
+            (self._scores_of_rows(query, rows) >= least - SLACK) & (rows >= 0)
             for query, least, rows in zip(*questions, found, strict=True)
         ]
         shares = np.cumsum(near, axis=1).clip(0, K).mean(axis=0) / K
         return np.array([shares[:count][-1] for count in RESCORED[codes.width]])
 
-    # ------------------------------------------------------------------------------------------------- on disk
-
     def save(self, folder: Path) -> None:
         """Write everything that was not removed into an existing, empty folder, and go on with the files there."""
-        kept = None if self._live is None else np.flatnonzero(self._live)
+        kept, files = None if self._live is None else np.flatnonzero(self._live), [VECTORS]
+        self._numbers = self.numbers
         self._vectors.write(folder / VECTORS, kept)
-        self._numbers, arrays = self.numbers, {}
+        self._vectors, self._live = Rows(mapped(folder / VECTORS, np.float32), folder / VECTORS), None
+        arrays = {"numbers": self._numbers, "built": np.array([self.built], np.int64)}
         if self.codes is not None:
+            files.append(CODES)
             self.codes.rows.write(folder / CODES, kept)
-            self.codes = self.codes.from_file(mapped(folder / CODES, np.uint8), kept)
-            arrays = {**self.codes.arrays(), "quality": np.array(self.quality, np.float64)}
-        self._vectors, self._live = _mapped_twice(folder / VECTORS), None
-        arrays |= {"numbers": self._numbers, "built": np.array([self.built], np.int64)}
-        write_arrays(folder, arrays, *([] if self.codes is None else [CODES]), VECTORS)
+            self.codes = self.codes.without(kept, Rows(mapped(folder / CODES, np.uint8)))
+            arrays |= {**self.codes.arrays(), "quality": np.array(self.quality, np.float64)}
+        write_arrays(folder, arrays, *files)
 
 
-def _mapped_twice(path: Path) -> Rows:
-    return Rows(mapped(path, np.float32), mapped(path, np.float32, scattered=True))
+class Codes:
+    """The codes of vectors by row, and faiss's index of them; a tree's leaves lead the scan if there are any.
 
-
-def _down_to(
-    wanted: int, rows: np.ndarray, scores: np.ndarray, kept: np.ndarray | None, *, is_all: bool
-) -> np.ndarray | None:
-    """Return the rows that may be found and score no less than the `wanted`-th of them; None if some may be missing.
-
-    Equal vectors have equal codes, so that either all of them are among these or none. And which rows they are depends
-    on the codes alone: not on rows that were removed, nor on other queries.
-
-    Args:
-        wanted: 1 or more.
-        rows: of one query, best first, of shape (count,); −1 for none.
-        scores: by their codes, of shape (count,).
-        kept: which rows may be found; None for all.
-        is_all: whether there are no other rows.
+    Attributes:
+        codebook: of shape (M, 16, width), float32; a code stands for `width` dimensions, the last one for what is left.
+        rows: the codes, of shape (N, bytes of one), uint8.
+        fit: the mean squared error of the sample, how many vectors were added since, and their mean error; float64.
+        leaves: centroids of shape (L, n), float32; None where all codes are scanned.
+        home: the leaf of each vector, int64. Equal vectors may be in two leaves, where one was added later.
+        probes: how many leaves a scan looks into.
     """
-    there = rows >= 0 if kept is None else (rows >= 0) & kept[rows]
-    complete = is_all or rows[-1] < 0
-    if not there.all():
-        rows, their = rows[there], scores[there]
-    else:
-        their = scores
-    if len(rows) < wanted:
-        return rows if complete else None
-    if not complete and their[wanted - 1] <= scores[-1]:
-        return None
-    return rows[: np.searchsorted(-their, -their[wanted - 1], side="right")]
+
+    def __init__(
+        self,
+        codebook: np.ndarray,
+        rows: Rows,
+        fit: np.ndarray,
+        leaves: np.ndarray | None = None,
+        home: np.ndarray | None = None,
+        probes: int = 1,
+    ) -> None:
+        self.codebook, self.rows, self.fit = codebook, rows, fit
+        self.leaves, self.home, self.probes = leaves, home, probes
+        self.width = codebook.shape[2]
+        self._quantizer = faiss.ProductQuantizer(len(codebook) * self.width, len(codebook), BITS)
+        faiss.copy_array_to_vector(np.ascontiguousarray(codebook).ravel(), self._quantizer.centroids)
+        self._index = self._scanned(rows) if leaves is None or home is None else self._routed(leaves, home)
+
+    @classmethod
+    def build(cls, vectors: np.ndarray, width: int, tree: Hierarchy | None = None) -> Codes:
+        """Train a codebook on vectors (N, n), and encode all of them; with a tree, let it lead scans."""
+        parts = -(-vectors.shape[1] // width)
+        quantizer = faiss.ProductQuantizer(parts * width, parts, BITS)
+        quantizer.cp.niter = ROUNDS
+        # In blocks: around each row that is read of a mapped file, the system maps many pages.
+        starts = range(0, len(vectors), max(BLOCK, len(vectors) * BLOCK // SAMPLE))
+        sample = _padded(np.concatenate([vectors[start : start + BLOCK] for start in starts]), width)
+        quantizer.train(sample)
+        rows = np.empty((len(vectors), quantizer.code_size), np.uint8)
+        with progress_bar("encoding vectors", len(vectors), "vectors") as advance:
+            for start in range(0, len(vectors), AT_ONCE):
+                some = _padded(vectors[start : start + AT_ONCE], width)
+                rows[start : start + len(some)] = quantizer.compute_codes(some)
+                advance(len(some))
+        codebook = faiss.vector_to_array(quantizer.centroids).reshape(parts, 1 << BITS, width)
+        error = _error(quantizer, sample, quantizer.compute_codes(sample)) / len(sample)
+        fit, counts = np.array([error, 0, 0]), [tree.node_count(level) for level in range(tree.depth)] if tree else []
+        # The finest level of large enough nodes, unless all nodes are so large that they lead nowhere.
+        fine = max((level for level, n in enumerate(counts) if not level or n * LEAF <= len(vectors)), default=0)
+        if tree is None or counts[fine] ** 2 < len(vectors):
+            return cls(codebook, Rows(rows), fit)
+        return cls(codebook, Rows(rows), fit, tree.levels[fine - 1].centroids, tree.nodes_at(fine))
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether vectors that were added fit much worse."""
+        error, added, added_error = self.fit
+        return bool(added >= ENOUGH and added_error > DRIFTED * error)
+
+    def append(self, vectors: np.ndarray) -> None:
+        """Encode more vectors, and let scans find them."""
+        padded = _padded(vectors, self.width)
+        codes = self._quantizer.compute_codes(padded)
+        error, added, added_error = self.fit
+        total = added_error * added + _error(self._quantizer, padded, codes)
+        self.fit = np.array([error, added + len(codes), total / (added + len(codes))])
+        if self.home is None:
+            self._index.add(padded)
+        else:
+            self._index.add_with_ids(padded, np.arange(len(self.rows), len(self.rows) + len(codes)))
+            self.home = np.concatenate([self.home, self._finder.search(padded, 1)[1][:, 0]])
+        self.rows.append(codes)
+
+    def scan(self, queries: np.ndarray, count: int) -> Found:
+        """Find the rows of about the largest inner products; −1 where the leaves looked into hold fewer."""
+        params = None if self.leaves is None else faiss.SearchParametersIVF(nprobe=self.probes)
+        scores, rows = self._index.search(_padded(queries, self.width), count, params=params)
+        return Found(rows, scores)
+
+    def look_into(self, share: float) -> None:
+        """Have scans look into a share of the leaves."""
+        self.probes = 1 if self.leaves is None else max(1, math.ceil(share * len(self.leaves)))
+
+    def without(self, kept: np.ndarray | None, rows: Rows) -> Codes:
+        """Return these codes as a file has them: of the rows that are kept, or of all."""
+        if kept is None:
+            self.rows = rows
+            return self
+        return Codes(
+            self.codebook, rows, self.fit, self.leaves, None if self.home is None else self.home[kept], self.probes
+        )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return all but the codes themselves, by name."""
+        arrays = {"codebook": self.codebook, "fit": self.fit}
+        if self.leaves is None or self.home is None:
+            return arrays
+        return {**arrays, "leaves": self.leaves, "home": self.home, "probes": np.array([self.probes], np.int64)}
+
+    @classmethod
+    def loaded(cls, arrays: dict[str, np.ndarray], codes: np.ndarray, shape: tuple[int, int]) -> Codes:
+        """Make codes of what was read, for vectors of a shape; ValueError if faiss could not bear it."""
+        count, dim = shape
+        codebook = checked(arrays["codebook"], np.float32, (None, 1 << BITS, None), -MOST, MOST)
+        parts, _, width = codebook.shape
+        require(width in (NARROW, WIDE) and parts == -(-dim // width), f"a codebook of {parts} × {width}")
+        require(codes.shape == (count, (parts * BITS + 7) // 8), f"codes of shape {codes.shape}")
+        fit = checked(arrays["fit"], np.float64, (3,))
+        if "leaves" not in arrays:
+            return cls(codebook, Rows(codes), fit)
+        leaves = checked(arrays["leaves"], np.float32, (None, dim), -MOST, MOST)
+        home = checked(arrays["home"], np.int64, (count,), 0, len(leaves) - 1)
+        (probes,) = checked(arrays["probes"], np.int64, (1,), 1, len(leaves)).tolist()
+        return cls(codebook, Rows(codes), fit, leaves, home, probes)
+
+    def _scanned(self, rows: Rows) -> faiss.IndexPQFastScan:
+        """Make faiss's index of codes in rows, all of which are scanned."""
+        plain = faiss.IndexPQ(self._quantizer.d, self._quantizer.M, BITS, faiss.METRIC_INNER_PRODUCT)
+        plain.pq, plain.is_trained = self._quantizer, True
+        for _, block in rows.blocks():
+            plain.add_sa_codes(block)
+        return faiss.IndexPQFastScan(plain)
+
+    def _routed(self, leaves: np.ndarray, home: np.ndarray) -> faiss.IndexIVFPQFastScan:
+        """Make faiss's index of codes by leaf. What faiss itself adds to such an index by leaf is garbage.
+
+        The leaves' centroids are found by their codes, too.
+        """
+        quantizer = self._quantizer
+        self._finder = self._scanned(Rows(quantizer.compute_codes(_padded(leaves, self.width))))
+        plain = faiss.IndexIVFPQ(self._finder, quantizer.d, len(leaves), quantizer.M, BITS, faiss.METRIC_INNER_PRODUCT)
+        plain.by_residual, plain.pq, plain.is_trained = False, quantizer, True
+        for start, block in self.rows.blocks():
+            places = home[start : start + len(block)].astype("<i8")[:, None].view(np.uint8)
+            codes = np.concatenate([places[:, : plain.coarse_code_size()], block], axis=1)
+            plain.add_sa_codes(codes, np.arange(start, start + len(block)))
+        return faiss.IndexIVFPQFastScan(plain)
+
+
+def _error(quantizer: faiss.ProductQuantizer, vectors: np.ndarray, codes: np.ndarray) -> float:
+    """Return the sum of the squared errors of codes."""
+    return float(((quantizer.decode(codes) - vectors) ** 2).sum())
+
+
+def _padded(vectors: np.ndarray, width: int) -> np.ndarray:
+    """Return vectors in one piece, of a number of dimensions that `width` divides."""
+    rows = np.ascontiguousarray(vectors, dtype=np.float32)
+    return np.pad(rows, ((0, 0), (0, -rows.shape[1] % width))) if rows.shape[1] % width else rows
+
+
+# ------------------------------------------------------------------------------------------------- files
+
+
+class Rows:
+    """Rows of an array that is never changed, and rows added behind them.
+
+    A file is mapped twice. Where the system reads ahead of every row that is picked, a search of five million vectors
+    reads 256 MB from a cold disk, else 2 MB. Reading all rows in order needs what it reads ahead.
+    """
+
+    def __init__(self, base: np.ndarray, path: Path | None = None) -> None:
+        self._base = self._picked = base
+        if path is not None:
+            self._picked = mapped(path, base.dtype)
+            if isinstance(self._picked.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+                self._picked.base.madvise(mmap.MADV_RANDOM)
+        self._more = np.empty((0, base.shape[1]), base.dtype)  # with room for rows to come
+        self._count = len(base)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add rows; the room for them is doubled whenever it is used up."""
+        start = self._count - len(self._base)
+        if start + len(rows) > len(self._more):
+            room = np.empty((max(2 * len(self._more), start + len(rows)), self._base.shape[1]), self._base.dtype)
+            room[:start] = self._more[:start]
+            self._more = room
+        self._more[start : start + len(rows)] = rows
+        self._count += len(rows)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """Copy some rows, of shape (m,), int64."""
+        if self._count == len(self._base):
+            return np.asarray(self._picked[rows])
+        is_more = rows >= len(self._base)
+        found = np.empty((len(rows), self._base.shape[1]), self._base.dtype)
+        found[~is_more] = self._picked[rows[~is_more]]
+        found[is_more] = self._more[rows[is_more] - len(self._base)]
+        return found
+
+    def blocks(self, chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield all rows, or copies of chosen ones (rising), in blocks, with the place of each block's first row."""
+        if chosen is not None:
+            yield from ((start, self[chosen[start : start + AT_ONCE]]) for start in range(0, len(chosen), AT_ONCE))
+            return
+        for start, part in ((0, self._base), (len(self._base), self._more[: self._count - len(self._base)])):
+            for first in range(0, len(part), AT_ONCE):
+                yield start + first, np.asarray(part[first : first + AT_ONCE])
+
+    def write(self, path: Path, chosen: np.ndarray | None = None) -> None:
+        """Write some rows, or all, as an array into a file, without a copy of them all."""
+        shape = (self._count if chosen is None else len(chosen), self._base.shape[1])
+        with path.open("wb") as file:
+            header = {"descr": self._base.dtype.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for _, block in self.blocks(chosen):
+                file.write(np.ascontiguousarray(block).data)
+
+
+def write_arrays(folder: Path, arrays: dict[str, np.ndarray], *others: str) -> None:
+    """Write small arrays, and checksums of their file and of others in the folder."""
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / ARRAYS)
+    write_checksums(folder, [ARRAYS, *others])
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[dict[str, np.ndarray]]:
+    """Yield what `write_arrays` wrote if all checksums fit; turn any error inside into a FormatError."""
+    try:
+        damaged = damage_in(folder)
+        require(damaged is not None, "it has no checksums")
+        require(not damaged, "; ".join(damaged or []))
+        yield load_file(plain_path(folder / ARRAYS))
+    except Exception as error:
+        raise FormatError(
+            f"{folder}: the search engine is damaged ({one_line(error)}); it has to be rebuilt"
+        ) from error
+
+
+def mapped(path: Path, dtype: DTypeLike) -> np.ndarray:
+    """Map rows of a type into memory; ValueError if the file holds something else, or less than it says."""
+    rows: np.ndarray = np.load(plain_path(path), mmap_mode="r", allow_pickle=False)
+    require(rows.dtype == dtype and rows.ndim == 2 and rows.flags.c_contiguous, f"{path.name} has no such rows")
+    return rows
+
+
+def checked(
+    array: np.ndarray, dtype: DTypeLike, shape: tuple[int | None, ...], least: float = -np.inf, most: float = np.inf
+) -> np.ndarray:
+    """Return an array of a type and a shape, where None is any length; ValueError for NaN or beyond the bounds."""
+    fits = len(shape) == array.ndim and all(w in (None, h) for w, h in zip(shape, array.shape, strict=True))
+    require(array.dtype == dtype and fits, f"an array of shape {array.shape} and {array.dtype}")
+    within = np.isfinite(array) & (array >= least) & (array <= most)
+    require(bool(within.all()), "an array with a number out of bounds")
+    return array
+
+
+def rising(array: np.ndarray) -> np.ndarray:
+    """Return an array of rising numbers from 0 on; ValueError for another one."""
+    require(bool((np.diff(checked(array, np.int64, (None,), 0)) > 0).all()), "numbers do not rise")
+    return array
+
+
+def require(condition: bool, complaint: str) -> None:
+    """Raise ValueError for files that do not fit together, which `reading` turns into a FormatError."""
+    if not condition:
+        raise ValueError(complaint)

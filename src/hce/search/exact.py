@@ -1,9 +1,7 @@
-"""Exact search: the k best with ties settled by number, whatever holds the vectors.
+"""Exact search: the k best with ties settled by number, in an engine or among plain arrays.
 
 Equal texts have equal vectors, so ties are common, at the last place too. There, a search that returns any k of the
-best is not enough: more candidates are fetched until one of them is clearly worse than the k-th.
-
-For vectors that are plain arrays, and need no engine, there are `nearest` and the blocks of scores underneath.
+best is not enough: more candidates are fetched until one of them is clearly worse than the last that is wanted.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-EXTRA_CANDIDATES = 8  # candidates beyond k, which show whether the last place is shared
+EXTRA_CANDIDATES = 8  # candidates beyond those wanted, which show whether the last place is shared
 SLACK = 1e-5  # how far the scores of equal unit vectors may lie apart in a matrix product
 SCORES_AT_ONCE = 1 << 26  # floats in a block of the score matrix: 256 MB
 
@@ -30,23 +28,13 @@ class Found(NamedTuple):
     scores: np.ndarray
 
 
-Fetch = Callable[[np.ndarray, int], Found]
-"""(queries, count) → the `count` best of each query, in any order; `count` is at most the number of vectors."""
-
-
-# ----------------------------------------------------------------------------------------- candidates
-
-
 def nothing(queries: int, k: int) -> Found:
     """Return an empty result: numbers −1 and scores −∞, each of shape (queries, k)."""
     return Found(np.full((queries, k), -1, np.int64), np.full((queries, k), -np.inf, np.float32))
 
 
 def k_best(candidates: Found, k: int) -> Found:
-    """Return each query's k best candidates, ties in order of number.
-
-    −1 is no candidate.
-    """
+    """Return each query's k best candidates, ties in order of number; −1 is no candidate."""
     is_in_order = (candidates.scores[:, 1:] < candidates.scores[:, :-1]).all() and (candidates.numbers >= 0).all()
     if candidates.scores.shape[1] >= k and is_in_order:
         return Found(candidates.numbers[:, :k], candidates.scores[:, :k])  # as faiss leaves them where none are equal
@@ -58,41 +46,52 @@ def k_best(candidates: Found, k: int) -> Found:
     return found
 
 
-def search_exactly(fetch: Fetch, available: int, queries: np.ndarray, k: int, slack: float = 0.0) -> Found:
-    """Find the k best of `available` vectors, ties settled by number.
+def search_exactly(
+    fetch: Callable[[np.ndarray, int], Found],
+    available: int,
+    queries: np.ndarray,
+    k: int,
+    slack: float = 0.0,
+    *,
+    wanted: int | None = None,
+    score: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> Found:
+    """Find the k best of `available` vectors among candidates, ties settled by number.
+
+    Which candidates are ranked depends on their own scores alone: not on vectors that may not be found, nor on other
+    queries. Of vectors with equal scores, either all are candidates or none.
 
     Args:
-        fetch: gets candidates.
+        fetch: from (queries, count) to candidates, best first: −1 for one that may not be found, a score of −∞ behind
+            the last one there is. `count` is at most `available`; with that, all are fetched.
         available: how many vectors there are to be found.
         queries: unit rows of shape (Q, n).
         k: 1 or more.
         slack: how far the scores of equal vectors may lie apart when `fetch` chooses.
+        wanted: how many candidates to rank, k or more; by default k.
+        score: from a query (n,) and candidates to scores that rank them; by default, the scores that `fetch` gave.
     """
-    count = min(k + EXTRA_CANDIDATES, available)
-    if not count or not len(queries):
-        return nothing(len(queries), k)
-    candidates = fetch(queries, count)
-    found = k_best(candidates, k)
-    if count < available:
-        shared = found.scores[:, k - 1] - candidates.scores.min(axis=1) <= slack
-        for query in np.flatnonzero(shared):
-            wider = _past_the_tie(fetch, available, queries[query : query + 1], k, slack)
-            found.scores[query], found.numbers[query] = wider.scores[0], wider.numbers[0]
+    wanted = min(wanted or k, available)
+    found, left, count = nothing(len(queries), k), np.arange(len(queries)), wanted + EXTRA_CANDIDATES
+    while available and len(left):
+        count = min(count, available)
+        again = []
+        for query, numbers, scores in zip(left.tolist(), *fetch(queries[left], count), strict=True):
+            last, there = scores[-1], numbers >= 0
+            if not there.all():
+                numbers, scores = numbers[there], scores[there]
+            least = scores[wanted - 1] - slack if len(numbers) >= wanted else -np.inf
+            if least <= last > -np.inf and count < available:
+                again.append(query)
+                continue
+            numbers, scores = numbers[scores >= least], scores[scores >= least]
+            if score is not None:
+                scores = score(queries[query], numbers)
+            order = np.lexsort((numbers, -scores))[:k]
+            found.numbers[query, : len(order)] = numbers[order]
+            found.scores[query, : len(order)] = scores[order]
+        left, count = np.array(again, np.int64), 4 * count
     return found
-
-
-def _past_the_tie(fetch: Fetch, available: int, query: np.ndarray, k: int, slack: float) -> Found:
-    """Find the k best for one query (1, n), among as many as it takes."""
-    count = k + EXTRA_CANDIDATES
-    while True:
-        count = min(4 * count, available)
-        candidates = fetch(query, count)
-        found = k_best(candidates, k)
-        if count == available or found.scores[0, k - 1] - candidates.scores.min() > slack:
-            return found
-
-
-# ----------------------------------------------------------------------------------------- rows of an array
 
 
 def inner_products(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
@@ -105,13 +104,7 @@ def inner_products(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
 
 
 def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Compute all inner products of queries (Q, n) and documents (N, n).
-
-    As many queries are scored at a time as memory allows.
-
-    Yields:
-        Which queries, and their scores of shape (queries, N).
-    """
+    """Yield which queries of (Q, n), and their inner products with all documents (N, n), as memory allows."""
     table, at_once = np.asarray(documents).T, max(1, SCORES_AT_ONCE // max(len(documents), 1))
     for start in range(0, len(queries), at_once):
         rows = slice(start, min(start + at_once, len(queries)))
@@ -119,17 +112,9 @@ def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[s
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the k documents of the largest inner product with each query.
+    """Find the min(k, N) documents of (N, n), also mapped, of the largest inner product with each query of (Q, n).
 
-    The best come first, and ties in the order of documents.
-
-    Args:
-        queries: of shape (Q, n).
-        documents: of shape (N, n), a memory map included.
-        k: how many; N if that is less.
-
-    Returns:
-        Positions of documents and their scores, each of shape (Q, min(k, N)).
+    The best come first, and ties in the order of documents. Returns positions and scores, of shape (Q, min(k, N)).
     """
     import torch  # whose topk is much the fastest; a search of an index does without
 
@@ -141,14 +126,3 @@ def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndar
         scores[rows] = np.take_along_axis(best, order, axis=1)
         positions[rows] = np.take_along_axis(where, order, axis=1)
     return positions, scores
-
-
-def best_first(scores: np.ndarray, k: int) -> np.ndarray:
-    """Return the positions of the k highest scores, ties in order."""
-    k = min(k, len(scores))
-    if k < 1:
-        return np.empty(0, dtype=np.int64)
-    lowest = np.partition(scores, len(scores) - k)[len(scores) - k]
-    candidates = np.flatnonzero(scores >= lowest)
-    best: np.ndarray = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
-    return best

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.search.engine import Engine, load_engine, new_engine
-from hce.search.engine_files import as_format_error, checked_numbers, read_arrays, require_sound, write_arrays
+from hce.search.engine import VectorEngine, checked, load_engine, new_engine, reading, require, rising, write_arrays
 from hce.search.exact import Found, nothing
 
 WIDER = 4  # times as many passages are looked at where those of too few documents came first
@@ -38,7 +37,7 @@ class PassageEngine:
         documents: the number of each one's document, of shape (P,), int64.
     """
 
-    def __init__(self, engine: Engine, passage_numbers: np.ndarray, documents: np.ndarray) -> None:
+    def __init__(self, engine: VectorEngine, passage_numbers: np.ndarray, documents: np.ndarray) -> None:
         self.engine = engine
         self.passage_numbers = passage_numbers
         self.documents = documents
@@ -116,22 +115,9 @@ class PassageEngine:
 
     @classmethod
     def load(cls, name: str, folder: Path, dim: int) -> PassageEngine:
-        """Read what `save` wrote.
-
-        Raises:
-            FormatError: it is damaged, or not there.
-        """
+        """Read what `save` wrote; FormatError if it is damaged, or not there."""
         engine = load_engine(name, folder / ENGINE_FOLDER, dim)
-        with as_format_error(folder):
-            arrays = read_arrays(folder)
-            passage_numbers, documents = checked_numbers(arrays["numbers"], "numbers"), arrays["documents"]
-            require_sound(documents.dtype == np.int64, "documents that are no numbers")
-            require_sound(
-                np.array_equal(engine.numbers, passage_numbers),
-                f"{len(engine)} vectors, {len(passage_numbers)} numbers",
-            )
-            require_sound(
-                passage_numbers.shape == documents.shape,
-                f"{len(passage_numbers)} numbers, {len(documents)} documents",
-            )
-        return cls(engine, passage_numbers, documents)
+        with reading(folder) as arrays:
+            numbers, documents = rising(arrays["numbers"]), checked(arrays["documents"], np.int64, (len(engine),))
+            require(np.array_equal(engine.numbers, numbers), f"{len(engine)} vectors, {len(numbers)} numbers")
+        return cls(engine, numbers, documents)

@@ -54,12 +54,11 @@ class Metrics:
     def _of_index(self) -> Iterator[GaugeMetricFamily]:
         part = self._site.index.state.derived.engine_part
         with self._site.index.state.reading() as reader:
-            documents, pending = reader.moment().documents, part.pending(reader)
+            documents, pending, saved = reader.moment().documents, part.pending(reader), part.facts(reader)
         yield GaugeMetricFamily("hce_documents", "Documents in the index.", documents)
         yield GaugeMetricFamily("hce_pending_changes", "Changes that are not in the engine's snapshot.", pending)
-        saved = part.saved_at()
-        if saved is not None:
-            age = time.time() - saved
+        if "written" in saved:
+            age = time.time() - saved["written"]
             yield GaugeMetricFamily("hce_snapshot_age_seconds", "Seconds since the engine's last snapshot.", age)
 
 

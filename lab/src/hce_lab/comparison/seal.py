@@ -45,9 +45,8 @@ from hce.data.corpus import Corpus
 from hce.errors import InputError, MissingPackageError
 from hce.evaluation.runs import Scored
 from hce.progress import progress_bar
-from hce.search.exact import best_first
 from hce_lab.comparison.generative import parameter_count
-from hce_lab.comparison.task import Built, Task, best_hits
+from hce_lab.comparison.task import Built, Task, best_first, best_hits
 from hce_lab.generation.generator import EXAMPLES, Generator
 
 ALPHA, BETA = 2.0, 0.8

@@ -20,7 +20,6 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher
 from hce.evaluation.runs import Scored
-from hce.search.exact import best_first
 from hce.training.co_training import TrainResult
 from hce.training.heldout import DevSet
 from hce.training.recipe import Recipe
@@ -147,6 +146,17 @@ def hits_of(ids: Sequence[str], positions: np.ndarray, scores: np.ndarray) -> li
     """List the documents at some positions with their scores, both of shape (k,); a position of −1 is no document."""
     pairs = zip(positions.tolist(), scores.tolist(), strict=True)
     return [Scored(ids[position], score) for position, score in pairs if position >= 0]
+
+
+def best_first(scores: np.ndarray, k: int) -> np.ndarray:
+    """Return the positions of the k highest scores, ties in order."""
+    k = min(k, len(scores))
+    if k < 1:
+        return np.empty(0, dtype=np.int64)
+    lowest = np.partition(scores, len(scores) - k)[len(scores) - k]
+    candidates = np.flatnonzero(scores >= lowest)
+    best: np.ndarray = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
+    return best
 
 
 def best_hits(ids: Sequence[str], scores: np.ndarray, k: int, *, above: float = -np.inf) -> list[Scored]:
