@@ -18,8 +18,17 @@ from hce.errors import FormatError
 from hce.index.index import Index
 from hce.search.fusion import by_shares, fuse
 from hce.search.shares import Calibration, Shares
-from hce.training.calibration import LADDERS, calibrate, calibrate_unlabeled, usual_shares
-from hce.training.questions import Questions, cut_questions, encoded_parts, joined_parts, remark_of
+from hce.training.calibration import (
+    LADDERS,
+    Questions,
+    calibrate,
+    calibrate_unlabeled,
+    cut_questions,
+    encoded_parts,
+    joined_parts,
+    remark_of,
+    usual_shares,
+)
 from hce.training.recipe import Recipe
 from hce.training.train import train
 

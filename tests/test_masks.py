@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from plain_losses import E1, E2, softmax_loss, unit
 
 from hce.errors import InputError
-from hce.training.losses import bidirectional, known_positives
-from hce.training.objective import ComparedDocuments, false_negatives, near_duplicates, same
+from hce.training.losses import (
+    ComparedDocuments,
+    bidirectional,
+    false_negatives,
+    known_positives,
+    near_duplicates,
+    same,
+)
 
 # --- false negatives
 

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from plain_losses import bools, loop_bidirectional, loop_level, unit
 
 from hce.errors import InputError
-from hce.training.losses import bidirectional
-from hce.training.objective import HCELoss
+from hce.training.losses import HCELoss, bidirectional
 from hce.tree.hierarchy import Hierarchy, Level
 
 # --- HCELoss

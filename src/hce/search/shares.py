@@ -45,7 +45,7 @@ class Calibration:
 
     Attributes:
         shares: what was chosen.
-        kind: of the questions, see `hce.training.questions.Questions`; None if there were none.
+        kind: of the questions, see `hce.training.calibration.Questions`; None if there were none.
         asked: how many questions there were.
         ndcg: mean nDCG@10 on the questions, of vectors alone, of words alone, of both by the usual shares, and by the
             chosen shares after each part was added.

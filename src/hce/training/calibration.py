@@ -4,26 +4,35 @@ Each share starts from what is usual for the kind of encoder. Questions move it:
 
     mean nDCG@10 over the questions - pull * sum of (share - usual share)²
 
-How strongly the usual shares pull depends on how far the questions can be trusted. A sentence cut out of a document
-shares fewer words with the rest of it than a person's question does, so it favors vectors over words and pulls weakly.
-What a programmer wrote about a function is nearly a question. Labels are trusted by their number. docs/LOG.md has the
-measurements, with each collection and each encoder left out in turn.
+Questions are people's own where there are labels, else sentences cut out of the documents; a document that is asked
+about is searched with the question cut out, so the question does not find itself. How strongly the usual shares pull
+depends on how far the questions can be trusted. A sentence cut out of a document shares fewer words with the rest of it
+than a person's question does, so it favors vectors over words and pulls weakly. What a programmer wrote about a
+function is nearly a question. Labels are trusted by their number. docs/LOG.md has the measurements, with each
+collection and each encoder left out in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from hce.data.corpus import Corpus
+from hce.data.documents import Document
+from hce.data.text import cut_span
 from hce.encoding.encoder import Encoder
-from hce.encoding.reranker import TokenSpace
+from hce.encoding.reranker import QueryTokens, TokenSpace
+from hce.encoding.tables import joined_rows
 from hce.search.fusion import CANDIDATE_COUNT, TOKENS_FIRST, Ranked, by_shares, order_by_tokens, search_both
-from hce.search.shares import Calibration, Shares
+from hce.search.shares import Calibration, Kind, Shares
 from hce.search.words import Words
-from hce.training.heldout import ndcg_of_rankings
-from hce.training.questions import KnownCodes, PoolTokens, Questions, cut_questions, encoded_parts
+from hce.training.heldout import DevSet, first_sentence_of, ndcg_of_rankings, with_random_others
 
 LADDERS = {
     "companions": (0.0, 0.1, 0.2, 0.3, 0.4),
@@ -38,10 +47,225 @@ ROUNDS = 2  # of choosing each share in turn
 # otherwise, cut sentences preferred a simpler search by up to 4.4 standard errors.
 HARM = 5.0
 
+MOST_ASKED = 300  # documents; each is encoded once more
+LEAST_ASKED = 10
+LEAST_PART = {"written": 0.5, "cut": 0.25, "titles": 0.0}  # of the documents, from which on a kind stands for them
+LEAST_WORDS = 24  # of a text without sentences whose first words are cut
+POOL = 8192  # documents that are searched
+# A quoted text or a comment in a program, which says in words what the code does.
+REMARK = re.compile(
+    r'"""(.+?)"""|\'\'\'(.+?)\'\'\'|/\*+(.+?)\*/|((?:^[ \t]*(?:#|//)[^\n]*\n)+)', re.DOTALL | re.MULTILINE
+)
+MARKS = re.compile(r"^[ \t]*(?:#+|//+|\*)", re.MULTILINE)
+
+KnownCodes = Callable[[list[str]], Mapping[str, np.ndarray]]
+"""From texts to the codes of their tokens, for those that are kept."""
 Similarities = Callable[[int, np.ndarray], np.ndarray]
 """From a question's place and rows of the pool to how well the question's tokens are met by each, of shape (rows,)."""
 VectorsAt = Callable[[float], tuple[np.ndarray, np.ndarray]]
 """From the companions' share to unit rows of the questions, (Q, n), and of the pool, (P, n)."""
+
+
+# ------------------------------------------------------------------------------------------------- questions
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions and the pool of documents that is searched for their answers.
+
+    Attributes:
+        kind: "labeled": people's queries; "written": what people wrote about a program, cut out of it; "cut": titles
+            and first sentences, cut out of their document; "titles": titles alone, of documents too short to cut.
+        texts: the questions.
+        answers: for each question the rows of the pool that answer it.
+        pool: positions in the corpus of the documents that are searched, rising.
+        changed: by row of the pool, the text of a document that a question was cut out of.
+    """
+
+    kind: Kind
+    texts: list[str]
+    answers: list[np.ndarray]
+    pool: np.ndarray
+    changed: dict[int, str]
+
+    @classmethod
+    def labeled(cls, devset: DevSet) -> Questions:
+        """Return people's queries with their pool."""
+        queries = devset.panel[0]
+        return cls("labeled", queries.texts, queries.answers, devset.pool, {})
+
+    def pool_texts(self, corpus: Corpus) -> list[str]:
+        """Return the texts that are searched."""
+        return [self.changed.get(row, corpus[position].full_text) for row, position in enumerate(self.pool.tolist())]
+
+
+class Cut(NamedTuple):
+    """What one document is asked by, and what is left of it."""
+
+    questions: list[str]
+    rest: str
+
+
+def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) -> Questions | None:
+    """Cut questions out of some documents; return None if the documents are too few or too short.
+
+    `among` are positions of documents that may be asked about, such as those held out of training; by default all.
+    """
+    positions = np.arange(len(corpus)) if among is None or not len(among) else among
+    # At most a tenth of the documents is asked about, so that the pool stays what it is.
+    count = min(len(positions), MOST_ASKED, max(2 * LEAST_ASKED, len(corpus) // 10))
+    asked = np.sort(np.random.default_rng([seed, 19]).choice(positions, count, replace=False))
+    pool = with_random_others(len(corpus), asked, POOL, [seed, 17])
+    titles = Counter(corpus[position].title.strip() for position in pool.tolist())
+    texts = Counter(corpus[position].full_text for position in pool.tolist())
+    documents = zip(np.searchsorted(pool, asked).tolist(), map(corpus.__getitem__, asked.tolist()), strict=True)
+    unique = [(row, each) for row, each in documents if texts[each.full_text] == 1]
+    ways: dict[Kind, Callable[[Document], Cut | None]] = {  # the most trusted kind first
+        "written": remark_of,
+        "cut": lambda document: _sentence_and_title(document, titles),
+        "titles": lambda document: _title_alone(document, titles),
+    }
+    for kind, way in ways.items():
+        cuts = [(row, cut) for row, each in unique if (cut := way(each))]
+        if len(cuts) >= max(LEAST_ASKED, LEAST_PART[kind] * len(unique)):
+            asked_by = [(text, np.array([row])) for row, cut in cuts for text in cut.questions]
+            rests = {row: cut.rest for row, cut in cuts}
+            return Questions(kind, [text for text, _ in asked_by], [rows for _, rows in asked_by], pool, rests)
+    return None
+
+
+def remark_of(document: Document) -> Cut | None:
+    r"""Cut the first sentence of the first remark out of a program; None if there is no such remark.
+
+    >>> remark_of(Document("a", "/* Add one to a number. Slow. */ int f(int x) { return x + 1; }"))
+    Cut(questions=['Add one to a number.'], rest='int f(int x) { return x + 1; }')
+    """
+    found = REMARK.search(document.text)
+    if found is None:
+        return None
+    remark = " ".join(MARKS.sub("", next(filter(None, found.groups()))).split())
+    sentence = re.split(r"(?<=[.!?])\s+", remark, maxsplit=1)[0]
+    rest = f"{document.title} {document.text[: found.start()]}{document.text[found.end() :]}".strip()
+    return Cut([sentence], rest) if len(sentence.split()) >= 3 and len(rest.split()) >= 5 else None
+
+
+def _sentence_and_title(document: Document, titles: Counter[str]) -> Cut | None:
+    """Cut the title, if no other document has it, and the first sentence, or the first words of a long text."""
+    text, title = document.text.strip(), document.title.strip()
+    span, count = first_sentence_of(document), len(text.split())
+    if span is None and count >= LEAST_WORDS:
+        span = cut_span(text, min(12, count // 3), 0.0)
+    if span is None:
+        return None
+    return Cut([span.inside, *([title] if title and titles[title] == 1 else [])], span.outside)
+
+
+def _title_alone(document: Document, titles: Counter[str]) -> Cut | None:
+    title, text = document.title.strip(), document.text.strip()
+    return Cut([title], text) if title and text and titles[title] == 1 else None
+
+
+# ------------------------------------------------------------------------------------------------- as encoders see them
+
+
+class EncodedQuestions(NamedTuple):
+    """Questions and pool as one encoder sees them: unit rows of shape (Q, n) and (P, n)."""
+
+    queries: np.ndarray
+    pool: np.ndarray
+
+
+class PoolTokens:
+    """The tokens of questions and of the pool's texts, kept while these are encoded.
+
+    Args:
+        encoder: encodes what `known` does not have.
+        space: of the tokens.
+        questions: what is asked.
+        corpus: the documents.
+        known: codes that are kept elsewhere.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        space: TokenSpace,
+        questions: Questions,
+        corpus: Corpus,
+        known: KnownCodes | None = None,
+    ) -> None:
+        self._encoder, self._space, self._known = encoder, space, known or (lambda texts: {})
+        self._questions, self._texts = questions, questions.pool_texts(corpus)
+        self._wanted = frozenset(self._texts)
+        self._codes: dict[str, np.ndarray] = {}
+        self._queries: dict[str, QueryTokens] = {}
+
+    @classmethod
+    def of(cls, encoder: Encoder, corpus: Corpus, questions: Questions | None) -> PoolTokens | None:
+        """Return a place for tokens; None if the encoder has no token states, or nothing is asked."""
+        space = TokenSpace.fit(encoder, corpus) if questions is not None and encoder.has_states else None
+        return None if space is None or questions is None else cls(encoder, space, questions, corpus)
+
+    def keep_text(self, text: str, ids: np.ndarray, states: Tensor) -> None:
+        """Take the tokens of a text that is encoded, if it is in the pool."""
+        if text in self._wanted:
+            self._codes[text] = self._space.codes(states)
+
+    def keep_query(self, text: str, ids: np.ndarray, states: Tensor) -> None:
+        """Take the tokens of a question."""
+        self._queries[text] = self._space.query(ids, states)
+
+    def similarities(self, place: int, rows: np.ndarray) -> np.ndarray:
+        """Return how well a question's tokens are met by each of these rows of the pool, of shape (rows,)."""
+        texts = [self._texts[row] for row in rows.tolist()]
+        if missing := [text for text in texts if text not in self._codes]:
+            self._codes.update(self._known(missing))
+        if missing := [text for text in missing if text not in self._codes]:
+            self._encoder.encode(missing, on_tokens=self.keep_text)
+        none = np.zeros((0, self._space.basis.shape[1]), np.int8)
+        query = self._queries[self._questions.texts[place]]
+        return query.max_similarities([self._codes.get(text, none) for text in texts])
+
+
+def encoded_parts(
+    questions: Questions | None,
+    corpus: Corpus,
+    encoders: Sequence[Encoder],
+    pool_vectors: np.ndarray,
+    tokens: PoolTokens | None = None,
+) -> list[EncodedQuestions]:
+    """Encode questions and the texts that they are cut out of by an encoder; companions encode the pool too.
+
+    `pool_vectors` are those of the pool's documents by the encoder, of shape (P, n); `tokens` keeps its tokens.
+    """
+    if questions is None:
+        return []
+    first, *companions = encoders
+    pool_vectors = np.array(pool_vectors, np.float32)
+    if questions.changed:
+        changed = first.encode(list(questions.changed.values()), on_tokens=tokens.keep_text if tokens else None)
+        pool_vectors[list(questions.changed)] = changed
+    queries = first.encode(questions.texts, "query", on_tokens=tokens.keep_query if tokens else None)
+    parts = [EncodedQuestions(queries, pool_vectors)]
+    texts = questions.pool_texts(corpus) if companions else []
+    for each in companions:  # which may know nothing of a text
+        encoded = each.encode(questions.texts, "query", zeros=True), each.encode(texts, zeros=True)
+        parts.append(EncodedQuestions(*encoded))
+    return parts
+
+
+def joined_parts(
+    parts: Sequence[EncodedQuestions], shares: Sequence[float], centers: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Join the vectors of an encoder and its companions, as `Encoder.beside` does; at 1 for the first, it is alone."""
+    if shares[0] == 1:
+        return parts[0]
+    query_center, document_center = (None, None) if centers is None else centers
+    queries = joined_rows([part.queries for part in parts], shares, query_center)
+    return queries, joined_rows([part.pool for part in parts], shares, document_center)
+
+
+# ------------------------------------------------------------------------------------------------- shares
 
 
 def usual_shares(encoder: Encoder, *, companions: bool = False) -> Shares:
@@ -68,34 +292,36 @@ def calibrate(
     language: str,
     similarities: Similarities | None = None,
 ) -> Calibration:
-    """Choose the shares by questions."""
+    """Choose the shares by questions; without any, keep the usual ones, without companions.
+
+    `vectors_at` is asked only at 0 where `usual` has no companions; `similarities` is None where there are no tokens.
+    """
     usual = usual if similarities else usual._replace(tokens=0.0)
+    alone = usual._replace(companions=0.0)
     if questions is None:
-        return Calibration(usual._replace(companions=0.0))
+        return Calibration(alone)
     evidence = _Evidence(questions, questions.pool_texts(corpus), vectors_at, language, similarities)
     free = [name for name in LADDERS if getattr(usual, name) > 0]
     if questions.kind == "written":  # spans of programs teach companions little: they start from nothing
-        usual = usual._replace(companions=0.0)
-    chosen = usual._replace(companions=0.0) if questions.kind == "titles" else _best(evidence, questions, usual, free)
-    simpler = {
-        "vectors": Shares(0.0),
-        "words": Shares(1.0),
-        "both": usual._replace(companions=0.0, tokens=0.0),
-    }
-    chosen = _without_harm(evidence, chosen, list(simpler.values()))
-    steps = {
-        "+ words": chosen._replace(companions=0.0, tokens=0.0),
-        "+ companions": chosen._replace(tokens=0.0),
-        "+ tokens": chosen,
-    }
-    shown = {name: shares for name, shares in steps.items() if name == "+ words" or getattr(chosen, name[2:])}
+        usual = alone
+    chosen = alone if questions.kind == "titles" else _best(evidence, questions, usual, free)
+    simpler = {"vectors": Shares(0.0), "words": Shares(1.0), "both": alone._replace(tokens=0.0)}
     best = max(simpler.values(), key=evidence.mean)
+    ahead = evidence.ndcg(best) - evidence.ndcg(chosen)
+    if ahead.mean() > 0 and len(ahead) > 1 and ahead.mean() > HARM * _error(ahead):  # beyond doubt
+        chosen = best
+    shown = {"+ words": chosen._replace(companions=0.0, tokens=0.0)}
+    if chosen.companions:
+        shown["+ companions"] = chosen._replace(tokens=0.0)
+    if chosen.tokens:
+        shown["+ tokens"] = chosen
+    gain = evidence.ndcg(chosen) - evidence.ndcg(best)
     return Calibration(
         chosen,
         questions.kind,
         len(questions.texts),
         {name: evidence.mean(shares) for name, shares in {**simpler, **shown}.items()},
-        _interval(evidence.ndcg(chosen) - evidence.ndcg(best)),
+        (float(gain.mean()) - 1.96 * _error(gain), float(gain.mean()) + 1.96 * _error(gain)),
         {name: [(x, evidence.mean(chosen._replace(**{name: x}))) for x in LADDERS[name]] for name in free},
     )
 
@@ -109,15 +335,20 @@ def calibrate_unlabeled(
     space: TokenSpace | None = None,
     known: KnownCodes | None = None,
 ) -> Calibration:
-    """Choose how much words and tokens count in a search of this corpus, by questions cut out of some documents."""
-    questions = cut_questions(corpus, seed=0)
-    usual = usual_shares(encoder)
+    """Choose how much words and tokens count in a search of this corpus, by questions cut out of some documents.
+
+    Args:
+        corpus: the documents.
+        encoder: of documents and questions, with its companions if it has any.
+        vectors: of the documents, of shape (N, n).
+        language: whose word endings are cut off.
+        space: of the tokens; without one, tokens count nothing.
+        known: from texts to the codes of their tokens, where these are kept.
+    """
+    questions, usual = cut_questions(corpus, seed=0), usual_shares(encoder)
     if questions is None:
-        usual = usual if space else usual._replace(tokens=0.0)
-        return Calibration(usual)
-    tokens = None
-    if space is not None:
-        tokens = PoolTokens(encoder, space, questions, questions.pool_texts(corpus), known)
+        return Calibration(usual if space else usual._replace(tokens=0.0))
+    tokens = PoolTokens(encoder, space, questions, corpus, known) if space else None
     parts = encoded_parts(questions, corpus, [encoder], vectors[questions.pool], tokens)
     similarities = tokens.similarities if tokens else None
     return calibrate(questions, corpus, lambda share: parts[0], usual, language=language, similarities=similarities)
@@ -142,7 +373,6 @@ class _Evidence:
         self._met: list[dict[int, float]] = [{} for _ in questions.texts]
 
     def mean(self, shares: Shares) -> float:
-        """Return mean nDCG@10."""
         return float(self.ndcg(shares).mean())
 
     def ndcg(self, shares: Shares) -> np.ndarray:
@@ -178,19 +408,15 @@ class _Evidence:
     def _order(self, place: int, halves: Ranked, shares: Shares) -> np.ndarray:
         """Return rows of the pool in the order that these shares give."""
         ranked = by_shares(halves, shares.words)
-        if not shares.tokens:
+        if not shares.tokens or self._similarities is None:
             return ranked.numbers
-        first = ranked.best(TOKENS_FIRST)
-        scores = first.from_meaning + first.from_words
-        order, _ = order_by_tokens(first.numbers, scores, self._similar(place, first.numbers), shares.tokens)
-        return np.concatenate([first.numbers[order], ranked.numbers[len(order) :]])
-
-    def _similar(self, place: int, rows: np.ndarray) -> np.ndarray:
-        known = self._met[place]
-        unknown = np.array([row for row in rows.tolist() if row not in known], np.int64)
-        if len(unknown) and self._similarities is not None:
+        first, known = ranked.best(TOKENS_FIRST), self._met[place]
+        unknown = np.array([row for row in first.numbers.tolist() if row not in known], np.int64)
+        if len(unknown):
             known.update(zip(unknown.tolist(), self._similarities(place, unknown).tolist(), strict=True))
-        return np.array([known[row] for row in rows.tolist()])
+        similar = np.array([known[row] for row in first.numbers.tolist()])
+        order, _ = order_by_tokens(first.numbers, first.from_meaning + first.from_words, similar, shares.tokens)
+        return np.concatenate([first.numbers[order], ranked.numbers[len(order) :]])
 
 
 def _best(evidence: _Evidence, questions: Questions, usual: Shares, free: Sequence[str]) -> Shares:
@@ -209,16 +435,6 @@ def _best(evidence: _Evidence, questions: Questions, usual: Shares, free: Sequen
     return chosen
 
 
-def _without_harm(evidence: _Evidence, chosen: Shares, simpler: Sequence[Shares]) -> Shares:
-    """Return the best of the simpler searches if it is ahead of the chosen one beyond doubt, else the chosen one."""
-    best = max(simpler, key=evidence.mean)
-    ahead = evidence.ndcg(best) - evidence.ndcg(chosen)
-    error = ahead.std(ddof=1) / np.sqrt(len(ahead)) if len(ahead) > 1 else np.inf
-    return best if ahead.mean() > HARM * error and ahead.mean() > 0 else chosen
-
-
-def _interval(differences: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % interval of a mean difference."""
-    mean = float(differences.mean())
-    error = float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else 0.0
-    return mean - 1.96 * error, mean + 1.96 * error
+def _error(differences: np.ndarray) -> float:
+    """Return the standard error of a mean difference."""
+    return float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else 0.0

@@ -36,9 +36,8 @@ class DevQueries:
         kind: a name for the report.
         texts: the queries.
         answers: for each query, where in the pool its right documents stand.
-        variants: for each query the text that is scored in place of its one right document, that document with the
-            query cut out (of a first sentence, without the title too); None for labeled queries, which are scored
-            against the pool's texts.
+        variants: for each query the text that is scored instead of its one right document: that document with the
+            query cut out (of a first sentence, without the title too); None for labeled queries.
     """
 
     kind: str
@@ -103,7 +102,7 @@ def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
 
 
 def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
-    """Ask labeled queries of a pool: their answers and random others."""
+    """Ask labeled queries of a pool: their answers and random others; fail if no query has an answer there."""
     position_of = {document_id: position for position, document_id in enumerate(corpus.ids)}
     texts, answers = [], []
     for query_id in qrels:
@@ -121,7 +120,7 @@ def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, p
 def pseudo_devset(
     corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
 ) -> DevSet:
-    """Make queries of documents in several ways; skip duplicates."""
+    """Make queries of the documents at positions `measured` in several ways; skip duplicates."""
     groups = corpus.text_groups
     measured = measured[np.bincount(groups)[groups[measured]] == 1]
     if not len(measured):
@@ -132,7 +131,7 @@ def pseudo_devset(
     pool = with_random_others(len(corpus), measured, pool_size, seed)
     rng = np.random.default_rng([seed, 1])
     kinds: dict[str, Callable[[Document], Span | None]] = {
-        "titles": _title,
+        "titles": lambda each: Span(each.title, each.text) if each.title.strip() and each.text.strip() else None,
         "first sentences": first_sentence_of,
         "short spans": lambda document: cut_span(document.full_text, 4, rng.random()),
         "long spans": lambda document: cut_span(document.full_text, 48, rng.random()),
@@ -157,10 +156,15 @@ def pseudo_devset(
 def _ndcg(
     pool_vectors: np.ndarray, queries: DevQueries, query_vectors: np.ndarray, variant_vectors: np.ndarray | None
 ) -> np.ndarray:
-    if variant_vectors is not None:
-        return _ndcg_of_variants(query_vectors, variant_vectors, pool_vectors, np.concatenate(queries.answers))
-    ranked, _ = nearest(query_vectors, pool_vectors, CUTOFF)
-    return ndcg_of_rankings(ranked, queries.answers)
+    if variant_vectors is None:
+        return ndcg_of_rankings(nearest(query_vectors, pool_vectors, CUTOFF)[0], queries.answers)
+    answers = np.concatenate(queries.answers)
+    own_scores = np.einsum("ij,ij->i", query_vectors, variant_vectors)
+    better = np.zeros(len(query_vectors), dtype=np.int64)
+    for rows, scores in score_blocks(query_vectors, pool_vectors):
+        scores[np.arange(len(scores)), answers[rows]] = -np.inf  # its full text; the variant replaces it
+        better[rows] = (scores >= own_scores[rows, None]).sum(axis=1)
+    return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
 
 
 def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]) -> np.ndarray:
@@ -173,29 +177,11 @@ def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]
     return np.array(gains)
 
 
-def _ndcg_of_variants(
-    query_vectors: np.ndarray, variant_vectors: np.ndarray, pool_vectors: np.ndarray, answers: np.ndarray
-) -> np.ndarray:
-    own_scores = np.einsum("ij,ij->i", query_vectors, variant_vectors)
-    better = np.zeros(len(query_vectors), dtype=np.int64)
-    for rows, scores in score_blocks(query_vectors, pool_vectors):
-        scores[np.arange(len(scores)), answers[rows]] = -np.inf  # its whole text; the variant stands in for it
-        better[rows] = (scores >= own_scores[rows, None]).sum(axis=1)
-    return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
-
-
 def with_random_others(document_count: int, wanted: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
-    """Return the wanted documents and random others, `size` in all, in order.
-
-    0 means all documents; there are never fewer than the wanted ones.
-    """
+    """Return the wanted documents and random others, `size` in all (0: all), in order; never fewer than the wanted."""
     others = np.setdiff1d(np.arange(document_count), wanted)
     extra = min(len(others), max(0, (size or document_count) - len(wanted)))
     return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))
-
-
-def _title(document: Document) -> Span | None:
-    return Span(document.title, document.text) if document.title.strip() and document.text.strip() else None
 
 
 def first_sentence_of(document: Document) -> Span | None:

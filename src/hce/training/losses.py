@@ -1,7 +1,8 @@
-"""The paper's losses, as functions of tensors.
+"""The paper's losses: functions of tensors, and L_HCE as a module that knows the tree and masks false negatives.
 
-Everything here takes vectors, node numbers and masks; nothing here tokenizes, samples, clusters or reads a corpus.
-"Eq." and "App." are those of the paper, *Hierarchical Corpus Encoder*.
+The functions take vectors, node numbers and masks; nothing here tokenizes, samples, clusters or reads a corpus.
+`HCELoss` serves `hce.training.steps` and sentence-transformers' own trainer. "Eq." and "App." are those of the paper,
+*Hierarchical Corpus Encoder*; about false negatives the paper is silent.
 
 Conventions: B queries (with one document each) on this process, G documents in all processes together (G = B when
 alone), S sampled negatives a query, K nodes of a level, n the width of a vector. A *forbidden* mask is True where a
@@ -11,33 +12,35 @@ logits go up to 100, where bfloat16 has steps of 0.5); float64 stays float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hce.errors import InputError
+from hce.processes import gather, process_count, with_averaged_gradient
 from hce.training.recipe import LevelTarget
+from hce.tree.hierarchy import Hierarchy
 
 Route = Literal["full", "gather"]
 
-# What a gathered float and a float of the whole table cost, forward and backward, in multiply-adds of a product.
+# What a gathered float and a float of the full table cost, forward and backward, in multiply-adds of a product.
 # Measured on one CPU core, n = 384; a guess for everything else, where it costs time but no correctness.
-_GATHERED_COST = 200
-_TABLE_COST = 300
+_GATHERED_COST, _TABLE_COST = 200, 300
 # Past this many gathered floats (1 GiB) a batch is scored in full, if that is smaller.
 _GATHER_LIMIT = 2**28
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# Scores and the contrastive loss
+# ------------------------------------------------------------------------------------------------- the contrastive loss
 
 
 def precise(x: Tensor) -> Tensor:
-    """Return a tensor in float32, or as it is where that is float64."""
+    """Return a tensor in float32; float64 stays."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -58,7 +61,7 @@ def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor
 
 
 def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = None) -> Tensor:
-    """Compute L_C (Eq. 1): −log softmax of the positive, per query.
+    """Compute L_C (Eq. 1), −log softmax of the positive, per query: (B,) and (B, K) → (B,).
 
     Takes scores, already divided by the temperature. A query without an allowed negative has loss 0 and gradient 0.
     """
@@ -88,7 +91,7 @@ def bidirectional(
     as in the paper.
 
     Across processes, each process passes its own queries, the gathered documents and queries, and where its own pairs
-    are among them; the mean over equally sized processes is then the loss of the whole batch.
+    are among them; the mean over equally sized processes is then the loss of the entire batch.
 
     Args:
         queries: This process's queries, of shape (B, n).
@@ -105,9 +108,6 @@ def bidirectional(
             pushed away from it. Has to be given along with `all_queries` if `forbidden_batch` is.
         forbidden_sampled: True where a sampled document must not be used, of shape (B, S); also the place to mark
             padding, where a node has too few children to sample from.
-
-    Returns:
-        The loss, a scalar.
     """
     rows = torch.arange(len(queries), device=queries.device)  # (B,)
     if own_row is None:
@@ -140,16 +140,33 @@ def bidirectional(
 
 
 def _and_own(forbidden: Tensor | None, scores: Tensor, own_column: Tensor) -> Tensor:
-    """Mark each row's own partner too in `forbidden`, of shape (B, G).
-
-    `contrastive` takes the partner's score by itself, so that among the negatives it would count twice.
-    """
+    """Mark each row's own partner too, whose score among the negatives would count twice: (B, G)."""
     is_own = torch.arange(scores.shape[1], device=scores.device) == own_column[:, None]  # (B, G)
     return is_own if forbidden is None else is_own | forbidden
 
 
+def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
+    """Compute KL(softmax of the target ‖ softmax of the scores), per query: three times (B, K) → (B,).
+
+    Serves two: at a level, the target is the scores of a query's document with the nodes, so that the query goes the
+    way of its document, and the gradient is 0 where both score alike: nothing is drawn to a centroid. And among a
+    document's neighbors, the target is what a teacher thinks of them. No gradient passes through the target. In every
+    row some column must be allowed.
+    """
+    wanted = target.detach().masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
+    found = scores.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
+    differences = (wanted - found).masked_fill(forbidden, 0.0)  # −inf less −inf is no number
+    return (wanted.exp() * differences).sum(dim=1)  # (B,)
+
+
+# ------------------------------------------------------------------------------------------------- false negatives
+
+
 def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
-    """Mark candidates that are among the row's known positives."""
+    """Mark candidates, of shape (G,) or (B, S), that are among the row's known positives, of shape (B, P).
+
+    Both are positions of documents, or numbers of nodes; −1 is padding.
+    """
     candidates = candidates.expand(len(known), candidates.shape[-1]).contiguous()  # (B, G)
     if known.shape[1] == 0:
         return torch.zeros_like(candidates, dtype=torch.bool)
@@ -159,8 +176,64 @@ def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
     return (ordered.gather(1, place) == candidates) & (candidates >= 0)
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The hierarchy's levels
+@dataclass(frozen=True)
+class ComparedDocuments:
+    """Documents as masks compare them: those of a batch have one axis (G,), sampled negatives two (B, S).
+
+    Attributes:
+        positions: In the corpus, −1 for unknown, of shape (G,) or (B, S).
+        groups: Equal for equal texts, −1 for unknown, of the shape of `positions`.
+        vectors: Embeddings, of shape (G, n) or (B, S, n); only looked at for near-duplicates.
+    """
+
+    positions: Tensor
+    groups: Tensor | None = None
+    vectors: Tensor | None = None
+
+
+def same(own_values: Tensor, values: Tensor) -> Tensor:
+    """Mark candidates of the row's own position or group: (B,) with (G,) or (B, S) → (B, G) or (B, S).
+
+    What is below 0 is "unknown" and equals nothing, not even itself.
+    """
+    return (own_values[:, None] == values) & (own_values[:, None] >= 0)
+
+
+@torch.no_grad()
+def near_duplicates(own_vectors: Tensor, vectors: Tensor, margin: float) -> Tensor:
+    """Mark where d⁺·d⁻ > margin: unit vectors (B, n) with (G, n) or (B, S, n) → (B, G) or (B, S)."""
+    return scores_of(own_vectors, vectors, temperature=1.0) > margin
+
+
+def false_negatives(
+    positives: ComparedDocuments,
+    candidates: ComparedDocuments,
+    *,
+    known: Tensor | None = None,
+    known_groups: Tensor | None = None,
+    margin: float | None = None,
+) -> Tensor:
+    """Mark candidates that are no true negatives of the row's query, for any of the reasons we know of.
+
+    Such a candidate is the positive itself, another known positive, has the text of one of them, or (with a margin)
+    nearly the vector of the positive. Serves candidates of the batch (G,) and sampled ones (B, S); known positives and
+    their groups are of shape (B, P), padded with −1.
+    """
+    forbidden = same(positives.positions, candidates.positions)
+    if known is not None:
+        forbidden = forbidden | known_positives(known, candidates.positions)
+    if positives.groups is not None and candidates.groups is not None:
+        forbidden = forbidden | same(positives.groups, candidates.groups)
+        if known_groups is not None:
+            forbidden = forbidden | known_positives(known_groups, candidates.groups)
+    if margin is not None:
+        if positives.vectors is None or candidates.vectors is None:
+            raise InputError(f"margin={margin} needs the vectors of the positives and of the candidates.")
+        forbidden = forbidden | near_duplicates(positives.vectors, candidates.vectors, margin)
+    return forbidden
+
+
+# ------------------------------------------------------------------------------------------------- a level of the tree
 
 
 class Siblings(NamedTuple):
@@ -179,8 +252,7 @@ class Siblings(NamedTuple):
     @classmethod
     def of(cls, parent: Tensor) -> Siblings:
         """Group the nodes of a level by the parent of each, of shape (K,)."""
-        counts = torch.bincount(parent)
-        return cls(parent, parent.argsort(stable=True), F.pad(counts.cumsum(0), (1, 0)))
+        return cls(parent, parent.argsort(stable=True), F.pad(torch.bincount(parent).cumsum(0), (1, 0)))
 
 
 class LevelLoss(NamedTuple):
@@ -201,9 +273,7 @@ def level_loss(
     documents: Tensor | None = None,
     route: Route | None = None,
 ) -> LevelLoss:
-    """Compute L_H^(t) (Eq. 5): the right node against its siblings.
-
-    The right node is the one above the query's document.
+    """Compute L_H^(t) (Eq. 5): the node above the query's document against its siblings.
 
     Centroids are parameters that the optimizer moves off the sphere (the paper does not say what it does about that):
     they are normalized here, where they are used. An only child has loss 0. A query counts as accurate if its node
@@ -221,110 +291,56 @@ def level_loss(
         right: Nodes that right documents of each query lie under, its own document among them, padded with −1, of shape
             (B, P): those among the siblings are right as well, −log Σ_right / Σ_siblings. Where `documents` are given,
             only the accuracy looks at them.
-        documents: The queries' documents, unit vectors of shape (B, n), to go the way of, in place of Eq. 5.
+        documents: The queries' documents, unit vectors of shape (B, n), to go the way of, instead of Eq. 5.
         route: "full" scores all K nodes and masks the strangers, "gather" collects each query's siblings first; by
             default the cheaper one. They agree.
     """
-    counts = siblings.start.diff()
-    width = int(counts[siblings.parent[node]].max()) if len(node) else 0
+    counts, parent = siblings.start.diff(), siblings.parent[node]  # (B,)
+    width = int(counts[parent].max()) if len(node) else 0
     route = route or _cheaper_route(len(queries), len(centroids), centroids.shape[1], width)
-    family = (_all_nodes if route == "full" else _gathered_nodes)(centroids, node, siblings, width)
-    scores = family.scores(queries, temperature)  # (B, W)
-    positive = family.of_own(scores)  # (B,)
-    is_right = family.is_own  # (B, W)
-    if right is not None:
-        is_right = is_right | (known_positives(right, family.nodes) & ~family.strangers)
-    if documents is None:
-        loss = contrastive(positive, scores, family.strangers | family.is_own)
-        if right is not None:
-            loss = loss - contrastive(positive, scores, ~is_right | family.is_own)
+    if route == "full":  # strangers are nodes of other parents, and what fills a row up
+        nodes = torch.arange(len(centroids), device=node.device)  # (K,)
+        candidates, strangers = centroids, siblings.parent != parent[:, None]
+        is_own = nodes == node[:, None]  # (B, K)
     else:
-        loss = divergence(scores, family.scores(documents.detach(), temperature), family.strangers)
-    accurate = ((scores < positive[:, None]) | family.strangers | is_right).all(dim=1)  # (B,)
+        place = siblings.start[parent][:, None] + torch.arange(width, device=node.device)  # (B, W)
+        strangers = place >= siblings.start[parent + 1][:, None]
+        nodes = siblings.order[place.minimum(siblings.start[parent + 1][:, None] - 1)]  # the last child fills rows up
+        candidates, is_own = F.embedding(nodes, centroids), (nodes == node[:, None]) & ~strangers
+
+    def scores_with_nodes(vectors: Tensor) -> Tensor:
+        """Score with normalized centroids, dividing scores to save a copy."""
+        lengths = precise(candidates).norm(dim=-1).clamp_min(1e-12)
+        return scores_of(vectors, candidates, temperature) / lengths  # (B, W)
+
+    scores = scores_with_nodes(queries)
+    # A sum of products with `is_own` would let padding into the gradient.
+    positive = scores.gather(1, is_own.int().argmax(dim=1, keepdim=True)).squeeze(1)  # (B,)
+    is_right = is_own if right is None else is_own | (known_positives(right, nodes) & ~strangers)
+    if documents is not None:
+        loss = divergence(scores, scores_with_nodes(documents.detach()), strangers)
+    else:
+        loss = contrastive(positive, scores, strangers | is_own)
+        if right is not None:
+            loss = loss - contrastive(positive, scores, ~is_right | is_own)
+    accurate = ((scores < positive[:, None]) | strangers | is_right).all(dim=1)  # (B,)
     return LevelLoss(loss.mean(), accurate.to(loss.dtype).mean())
 
 
-def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
-    """Compute KL(softmax of the target ‖ softmax of the scores), per query.
-
-    Serves two: at a level, the target is the scores of a query's document with the nodes, so that the query goes the
-    way of its document, and the gradient is 0 where both score alike: nothing is drawn to a centroid. And among a
-    document's neighbors, the target is what a teacher thinks of them. No gradient passes through the target.
-    """
-    wanted = target.detach().masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
-    found = scores.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
-    differences = (wanted - found).masked_fill(forbidden, 0.0)  # −inf less −inf is no number
-    return (wanted.exp() * differences).sum(dim=1)  # (B,)
-
-
 def _cheaper_route(batch_size: int, nodes: int, dim: int, width: int) -> Route:
-    """Choose the cheaper route: score all nodes, or gather the siblings.
-
-    It goes by time, unless the gathered siblings (B, width, n) would be both huge and larger than the scores (B, K).
-    """
+    """Choose by time, unless the gathered siblings (B, width, n) are both huge and larger than the scores (B, K)."""
     gathered = batch_size * width * dim
     if gathered > _GATHER_LIMIT and gathered > batch_size * nodes:
         return "full"
     return "gather" if _GATHERED_COST * batch_size * width < (batch_size + _TABLE_COST) * nodes else "full"
 
 
-class _Family(NamedTuple):
-    """The nodes that each query of a batch is scored with: its node, that one's siblings, and strangers to be masked.
-
-    Attributes:
-        nodes: Node numbers, of shape (K,), or of shape (B, W) where each query has its own.
-        centroids: Theirs, of shape (K, n) or (B, W, n).
-        is_own: True at the node of each query's document, once a row, of shape (B, W).
-        strangers: True where a node is no child of the same parent, or only fills the row up, of shape (B, W).
-    """
-
-    nodes: Tensor
-    centroids: Tensor
-    is_own: Tensor
-    strangers: Tensor
-
-    def scores(self, vectors: Tensor, temperature: float) -> Tensor:
-        """Score with normalized centroids, dividing scores to save a copy."""
-        lengths = precise(self.centroids).norm(dim=-1).clamp_min(1e-12)
-        return scores_of(vectors, self.centroids, temperature) / lengths  # (B, W)
-
-    def of_own(self, scores: Tensor) -> Tensor:
-        """Select each row's score of its own node.
-
-        A sum of products would let padding into the gradient.
-        """
-        return scores.gather(1, self.is_own.int().argmax(dim=1, keepdim=True)).squeeze(1)  # (B,)
-
-
-def _all_nodes(centroids: Tensor, node: Tensor, siblings: Siblings, width: int) -> _Family:
-    nodes = torch.arange(len(centroids), device=node.device)  # (K,)
-    return _Family(nodes, centroids, nodes == node[:, None], siblings.parent != siblings.parent[node][:, None])
-
-
-def _gathered_nodes(centroids: Tensor, node: Tensor, siblings: Siblings, width: int) -> _Family:
-    first = siblings.start[siblings.parent[node]][:, None]  # (B, 1)
-    end = siblings.start[siblings.parent[node] + 1][:, None]
-    place = first + torch.arange(width, device=node.device)  # (B, W)
-    nodes = siblings.order[place.minimum(end - 1)]  # (B, W), short rows padded with their last child
-    padding = place >= end
-    return _Family(nodes, F.embedding(nodes, centroids), (nodes == node[:, None]) & ~padding, padding)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The whole
+# ------------------------------------------------------------------------------------------------- L_HCE
 
 
 @dataclass(frozen=True)
 class BatchLevel:
-    """One of the first M levels, as a batch sees it.
-
-    Attributes:
-        centroids: Of shape (K, n).
-        siblings: The level's nodes by parent.
-        node: The node of each query's document, of shape (B,).
-        right: The nodes of all its right documents, that one among them, padded with −1, of shape (B, P); None: that
-            one alone.
-    """
+    """One of the first M levels, as a batch sees it; see `level_loss`."""
 
     centroids: Tensor
     siblings: Siblings
@@ -334,12 +350,7 @@ class BatchLevel:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Documents sampled under one prefix of each query's path.
-
-    Attributes:
-        vectors: Of shape (B, S, n).
-        forbidden: True where one must not be used, of shape (B, S).
-    """
+    """Documents sampled under one prefix of each query's path, (B, S, n), and where they must not be used, (B, S)."""
 
     vectors: Tensor
     forbidden: Tensor | None = None
@@ -362,7 +373,7 @@ class TeacherScores:
 
 @dataclass(frozen=True)
 class InBatch:
-    """How the batch's documents and queries are paired and masked, under the names of :func:`bidirectional`."""
+    """How the batch's documents and queries are paired and masked, under the names of `bidirectional`."""
 
     own_row: Tensor | None = None
     all_queries: Tensor | None = None
@@ -432,27 +443,220 @@ def hce_loss(
         )
         for each in levels
     ]
-    document_loss = torch.stack(
-        [
-            bidirectional(
-                queries,
-                documents,
-                None if each is None else each.vectors,
-                temperature=temperature,
-                forbidden_sampled=None if each is None else each.forbidden,
-                **vars(pairing),
-            )
-            for each in sampled
-        ]
-    ).sum()
+    document_losses = []
+    for each in sampled:
+        vectors, forbidden = (None, None) if each is None else (each.vectors, each.forbidden)
+        options = {"temperature": temperature, "forbidden_sampled": forbidden, **vars(pairing)}
+        document_losses.append(bidirectional(queries, documents, vectors, **options))
+    document_loss = torch.stack(document_losses).sum()
     level_losses = tuple(level.loss for level in by_level)
     total = torch.stack([*(level_weight * loss for loss in level_losses), document_loss]).sum()
     neighbor_loss = None
     if teacher is not None:
-        candidates = torch.cat(
-            [own_documents[:, None], teacher.vectors.to(own_documents.dtype)], dim=1
-        )  # (B, 1 + S, n)
-        scores = scores_of(queries, candidates, temperature)
+        neighbors = teacher.vectors.to(own_documents.dtype)
+        scores = scores_of(queries, torch.cat([own_documents[:, None], neighbors], dim=1), temperature)  # (B, 1 + S)
         neighbor_loss = divergence(scores, teacher.scores, F.pad(teacher.forbidden, (1, 0))).mean()
         total = total + neighbor_loss
     return HCESummands(total, level_losses, tuple(level.accuracy for level in by_level), document_loss, neighbor_loss)
+
+
+class Positions(NamedTuple):
+    """Where the documents of a batch stand in the corpus; −1 stands for "unknown" and for padding.
+
+    Attributes:
+        own: Each query's document, of shape (B,); all are known.
+        sampled: The sampled negatives, of shape (B, S).
+        known: Documents known to be right for each query, of shape (B, P).
+    """
+
+    own: Tensor
+    sampled: Tensor
+    known: Tensor
+
+
+class HCELoss(nn.Module):
+    r"""L_HCE for sentence-transformers' own `SentenceTransformerTrainer`.
+
+    The dataset has the columns query, positive document and, if wanted, sampled negatives, in this order, and a column
+    `label`: the document's position (0, 1, …) in the corpus from which the hierarchy was made, or a list that starts
+    with it and goes on with the positions of the sampled negatives (one for each of their columns) and then with those
+    of further known positives of the query; −1 stands for "unknown" and for padding. Positions serve to mask false
+    negatives: with the document's alone, only those within the batch are recognized.
+
+    With M < L − 1 there are L − M document losses; the columns of negatives are then dealt out to them evenly,
+    those of level M + 1 first.
+
+    Vectors are normalized here, so the encoder need not do it.
+
+    The centroids are parameters of this module, and the trainer trains them together with the encoder's. Their own
+    learning rate is set in the training arguments, by name:
+    `SentenceTransformerTrainingArguments(learning_rate_mapping={r"^centroids\.": 1e-3})`. They are not saved with the
+    encoder, and not needed after training. A new hierarchy needs a new loss and a new trainer.
+
+    Args:
+        model: The encoder, a `SentenceTransformer`.
+        hierarchy: The tree of the corpus.
+        loss_levels: M, how many levels have a loss, from 0 (no tree) to L − 1, the default.
+        temperature: τ, of the documents.
+        level_temperature: τ_h, of the levels.
+        level_target: "node", Eq. 5, or "document": a query goes the way of its document.
+        level_weight: What the level losses count.
+        mask: Whether known false negatives are left out; without, the paper's letter, only the document itself is.
+        margin: Documents with d⁺·d⁻ above it are not used as negatives; None switches that off.
+        groups: One for each document, equal for equal texts, of shape (N,).
+        gather_across_devices: Use the documents and queries of all processes as negatives. Every process needs the same
+            batch size.
+    """
+
+    paths: Tensor
+    groups: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        hierarchy: Hierarchy,
+        *,
+        loss_levels: int | None = None,
+        temperature: float = 0.05,
+        level_temperature: float = 0.15,
+        level_target: LevelTarget = "node",
+        level_weight: float = 1.0,
+        mask: bool = True,
+        margin: float | None = None,
+        groups: np.ndarray | None = None,
+        gather_across_devices: bool = False,
+    ) -> None:
+        super().__init__()
+        count, depth = hierarchy.paths.shape
+        loss_levels = depth - 1 if loss_levels is None else loss_levels
+        if not 0 <= loss_levels < depth:
+            raise InputError(f"loss_levels={loss_levels}: a tree of depth {depth} has {depth - 1} levels of centroids.")
+        if groups is not None and len(groups) != count:
+            raise InputError(f"groups has {len(groups)} entries for {count} documents.")
+        self.model = model
+        self.depth = depth
+        self.temperature = temperature
+        self.level_temperature = level_temperature
+        self.level_target = level_target
+        self.level_weight = level_weight
+        self.mask = mask
+        self.margin = margin
+        self.gather_across_devices = gather_across_devices
+        used = hierarchy.levels[:loss_levels]
+        # Copies: training must not reach into the hierarchy.
+        copies = (torch.from_numpy(np.array(level.centroids, dtype=np.float32)) for level in used)
+        self.centroids = nn.ParameterList(map(nn.Parameter, copies))
+        for t, level in enumerate(used, start=1):
+            for name, values in Siblings.of(_integers(level.parent))._asdict().items():
+                self.register_buffer(f"level_{t}_{name}", values, persistent=False)
+        self.register_buffer("paths", _integers(hierarchy.paths[:, :loss_levels]), persistent=False)
+        groups = np.full(count, -1) if groups is None or not mask else groups
+        self.register_buffer("groups", _integers(groups), persistent=False)
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
+        """Return the summands of the loss by name; the trainer backpropagates their sum and logs each."""
+        embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
+        summands = self.summands(embeddings, self.positions(labels, max(0, len(embeddings) - 2)))
+        named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(summands.level_losses, start=1)}
+        return {**named, "document": summands.document_loss}
+
+    def summands(
+        self, embeddings: Sequence[Tensor], positions: Positions, teacher: TeacherScores | None = None
+    ) -> HCESummands:
+        """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives."""
+        if len(embeddings) < 2:
+            raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
+        queries, documents, *rest = (F.normalize(precise(each), dim=-1) for each in embeddings)
+        positives = self._documents(positions.own, documents)
+        known = positions.known if self.mask else positions.known[:, :0]  # (B, P)
+        return hce_loss(
+            queries,
+            documents if not self.gather_across_devices else gather(documents),
+            self._levels(positives.positions, known),
+            self._sampled(rest, positions.sampled, positives, known),
+            temperature=self.temperature,
+            level_temperature=self.level_temperature,
+            level_target=self.level_target,
+            level_weight=self.level_weight,
+            pairing=self._in_batch(queries, documents, positives, known),
+            teacher=teacher,
+        )
+
+    def positions(self, labels: Tensor | None, sampled_count: int) -> Positions:
+        """Take the column `label` apart, of shape (B,), or (B, 1 + sampled columns + further known positives)."""
+        if labels is None:
+            raise InputError("HCELoss needs a column `label`: the position of the document in the corpus, from 0 on.")
+        labels = labels.long().reshape(len(labels), -1)
+        if labels.shape[1] == 1:
+            labels = F.pad(labels, (0, sampled_count), value=-1)
+        if labels.shape[1] < 1 + sampled_count:
+            raise InputError(
+                f"label has {labels.shape[1]} positions a row for one document and {sampled_count} sampled negatives: "
+                f"give the document's alone, or at least {1 + sampled_count}."
+            )
+        low, high = int(labels[:, 0].min()), int(labels.max())
+        if low < 0 or high >= len(self.paths):
+            raise InputError(f"label holds position {low if low < 0 else high}, not in 0 … {len(self.paths) - 1}.")
+        first_known = 1 + sampled_count
+        return Positions(labels[:, 0], labels[:, 1:first_known], labels[:, first_known:])
+
+    def _documents(self, positions: Tensor, vectors: Tensor) -> ComparedDocuments:
+        return ComparedDocuments(positions, self._groups_of(positions), vectors.detach())
+
+    def _groups_of(self, positions: Tensor) -> Tensor:
+        return torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)
+
+    def _forbidden(self, positives: ComparedDocuments, candidates: ComparedDocuments, known: Tensor) -> Tensor:
+        groups = self._groups_of(known)
+        return false_negatives(positives, candidates, known=known, known_groups=groups, margin=self.margin)
+
+    def _levels(self, positions: Tensor, known: Tensor) -> list[BatchLevel]:
+        is_other = (known >= 0) & (known != positions[:, None])
+        several = known if bool(is_other.any()) else None
+        return [
+            BatchLevel(
+                with_averaged_gradient(centroids),
+                Siblings(*(getattr(self, f"level_{t}_{name}") for name in Siblings._fields)),
+                self.paths[positions, t - 1],
+                None if several is None else torch.where(several >= 0, self.paths[several.clamp_min(0), t - 1], -1),
+            )
+            for t, centroids in enumerate(self.centroids, start=1)
+        ]
+
+    def _sampled(
+        self, columns: Sequence[Tensor], positions: Tensor, positives: ComparedDocuments, known: Tensor
+    ) -> Sequence[Sampled | None]:
+        count = self.depth - len(self.centroids)  # of document losses, L − M
+        if not columns:
+            return [None] * count
+        if len(columns) % count:
+            raise InputError(
+                f"{len(columns)} columns of sampled negatives cannot be dealt out evenly to {count} document losses."
+            )
+        vectors = torch.stack(list(columns), dim=1)  # (B, S, n)
+        candidates = self._documents(positions, vectors)
+        forbidden = self._forbidden(positives, candidates, known)  # (B, S)
+        parts = zip(vectors.chunk(count, dim=1), forbidden.chunk(count, dim=1), strict=True)
+        return [Sampled(*part) for part in parts]
+
+    def _in_batch(self, queries: Tensor, documents: Tensor, positives: ComparedDocuments, known: Tensor) -> InBatch:
+        if not self.gather_across_devices or process_count() == 1:
+            return InBatch(forbidden_batch=self._forbidden(positives, positives, known))
+        everyones = self._documents(gather(positives.positions), gather(documents.detach()))  # (G,)
+        offset = dist.get_rank() * len(queries)
+        return InBatch(
+            own_row=torch.arange(offset, offset + len(queries), device=queries.device),
+            all_queries=gather(queries),
+            forbidden_batch=self._forbidden(positives, everyones, known),  # (B, G)
+            forbidden_queries=self._forbidden(everyones, positives, gather(known)).T,  # (B, G)
+        )
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings, for the model card."""
+        names = ("temperature", "level_temperature", "level_target", "level_weight", "mask", "margin")
+        settings = {name: getattr(self, name) for name in (*names, "gather_across_devices")}
+        return {"loss_levels": len(self.centroids), **settings}
+
+
+def _integers(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64))

@@ -1,6 +1,6 @@
 """Negatives: documents, besides those of the batch, that a query is contrasted with; a class a way to choose them.
 
-Which of the chosen documents are false negatives is decided by the masks of `hce.training.objective`.
+Which of the chosen documents are false negatives is decided by the masks of `hce.training.losses`.
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Side
 from hce.errors import InputError
 from hce.processes import average_gradients, average_values, own_rows, process_count, seed_step
-from hce.training.losses import HCESummands, TeacherScores
+from hce.training.losses import HCELoss, HCESummands, Positions, TeacherScores
 from hce.training.negatives import Negatives, WordTeacher, neighbors_of, teacher_scores_of, way_of_choosing
-from hce.training.objective import HCELoss, Positions
 from hce.training.pairs import Batch, PairSource, Sources, batch_count, endless
 from hce.training.recipe import Optimizer, Recipe
 from hce.tree.hierarchy import Hierarchy
