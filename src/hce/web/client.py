@@ -15,27 +15,53 @@ from hce.files import checked_fields
 from hce.index.ranking import Hit
 from hce.index.tree import PathNode
 
-SECONDS = 40.0  # to wait for an answer, which the server gives or calls off after 30
+SECONDS = 40.0  # to wait for an answer, which the server gives or cancels after 30
 MOST_BYTES = 1 << 28  # of an answer
 
 
-class Client:
-    """What asks a running `hce serve`.
+class Answer(NamedTuple):
+    """What a server found: hits, best first, and whether the first one is a good match, where that is known."""
 
-    Attributes:
-        address: of the server, as it was given.
+    hits: list[Hit]
+    good_match: bool | None
+
+
+class _Found(NamedTuple):
+    """A hit of the API together with its document."""
+
+    rank: int
+    score: float
+    id: str
+    title: str
+    text: str
+    metadata: dict[str, Any]
+    from_meaning: float
+    from_words: float
+    from_tokens: float
+    matched: list[str]
+    passage: list[int] | None
+    folded: list[str]
+    path: list[dict[str, Any]]
+
+    def hit(self) -> Hit:
+        path = tuple(checked_fields(PathNode, each) for each in self.path)
+        passage = Passage(*self.passage) if self.passage else None
+        lists = {"matched": tuple(self.matched), "folded": tuple(self.folded), "path": path, "passage": passage}
+        return Hit(**{**self._asdict(), **lists})
+
+
+class Client:
+    """Asks a running `hce serve`; nothing is sent before the first search.
+
+    Args:
+        address: of the server, such as http://127.0.0.1:8080.
+        token: what the server, or a proxy before it, may want.
+
+    Raises:
+        InputError: that is no address.
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
-        """Note where the server is; nothing is asked yet.
-
-        Args:
-            address: such as http://127.0.0.1:8080.
-            token: what the server, or a proxy before it, may want.
-
-        Raises:
-            InputError: that is no address.
-        """
         self.address = address
         try:
             parts = urlsplit(address)
@@ -57,22 +83,19 @@ class Client:
         Raises:
             InputError: nobody answers, it is no `hce serve`, or it refuses the request.
         """
-        asked = [("q", text), ("k", str(k)), ("mode", mode), *(("where", each) for each in where)]
+        asked = {"q": text, "k": k, "mode": mode, "where": where, "unique": str(unique).lower()}
         with closing(self._connection):
-            answer = self._get(f"/api/search?{urlencode([*asked, *([('unique', 'true')] if unique else [])])}")
+            answer = self._get(f"/api/search?{urlencode(asked, doseq=True)}")
             try:
-                found = [checked_fields(_Found, each) for each in answer["hits"]]
-                hits = [(each, self._get(f"/api/documents/{quote(each.id, safe='')}", gone=True)) for each in found]
-                there = [_hit(each, checked_fields(_Text, text)) for each, text in hits if text is not None]
-                return Answer(there, checked_fields(_Judgment, answer).good_match)
+                hits = [(hit, self._get(f"/api/documents/{quote(hit['id'], safe='')}")) for hit in answer["hits"]]
+                found = [checked_fields(_Found, {**hit, **document}).hit() for hit, document in hits if document]
+                good_match = answer.get("good_match")
+                return Answer(found, good_match if isinstance(good_match, bool) else None)
             except (FormatError, LookupError, TypeError, ValueError) as error:
                 raise self._no_server(one_line(error)) from error
 
-    def _get(self, path: str, *, gone: bool = False) -> Any:
-        """Return what is answered, as JSON.
-
-        It is None for what is not there any more, where that may be so.
-        """
+    def _get(self, path: str) -> Any:
+        """Return the JSON object of an answer; None for a document that is gone."""
         try:
             self._connection.request("GET", self._path + path, headers=self._headers)
             response = self._connection.getresponse()
@@ -88,65 +111,19 @@ class Client:
             answer = json.loads(body)
         except (ValueError, RecursionError):
             answer = None
-        if status == 404 and gone and isinstance(answer, dict) and "error" in answer:
+        if status == 200 and isinstance(answer, dict):
+            return answer
+        sentence = answer.get("error") if isinstance(answer, dict) else None
+        if status == 404 and sentence and path.startswith("/api/documents/"):
             return None
-        if status != 200:
-            raise self._refused(status, answer)
-        if not isinstance(answer, dict):
+        if status == 200:
             raise self._no_server("its answer is no JSON object")
-        return answer
-
-    def _refused(self, status: int, answer: Any) -> InputError:
-        if not isinstance(answer, dict) or not isinstance(answer.get("error"), str):
-            if status in (401, 403):
-                return InputError(f"{self.address}: refused ({status}); give its token with --token or HCE_TOKEN")
-            return self._no_server(f"it answered {status}")
-        again = "; try again" if status >= 500 else ""
-        return InputError(f"{self.address}: {one_line(ValueError(answer['error']))} ({status}){again}")
+        if isinstance(sentence, str):
+            again = "; try again" if status >= 500 else ""
+            raise InputError(f"{self.address}: {one_line(ValueError(sentence))} ({status}){again}")
+        if status in (401, 403):
+            raise InputError(f"{self.address}: refused ({status}); give its token with --token or HCE_TOKEN")
+        raise self._no_server(f"it answered {status}")
 
     def _no_server(self, reason: str) -> InputError:
         return InputError(f"{self.address}: no hce server ({reason}); give the address that `hce serve` printed")
-
-
-class Answer(NamedTuple):
-    """What a server found: hits, best first, and whether the first one is a good match, where that is known."""
-
-    hits: list[Hit]
-    good_match: bool | None
-
-
-class _Judgment(NamedTuple):
-    """What the API says of all hits together."""
-
-    good_match: bool | None = None
-
-
-class _Found(NamedTuple):
-    """What a hit of the API says, without its text."""
-
-    rank: int
-    score: float
-    id: str
-    from_meaning: float
-    from_words: float
-    matched: list[str]
-    passage: list[int] | None
-    folded: list[str]
-    path: list[dict[str, Any]]
-    from_tokens: float
-
-
-class _Text(NamedTuple):
-    """What the API says of a document."""
-
-    id: str
-    title: str
-    text: str
-    metadata: dict[str, Any]
-
-
-def _hit(found: _Found, document: _Text) -> Hit:
-    passage = Passage(*found.passage) if found.passage else None
-    path = tuple(checked_fields(PathNode, each) for each in found.path)
-    lists = {"matched": tuple(found.matched), "passage": passage, "folded": tuple(found.folded), "path": path}
-    return Hit(**{**document._asdict(), **found._asdict(), **lists})

@@ -39,7 +39,6 @@ CHILDREN = 60
 REPRESENTATIVES = 3
 TITLE_CHARACTERS = 120  # of a text that has no title
 TEXT_CHARACTERS = 50_000  # of a document in one answer
-ROOT = "0:0"
 READ_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 INSTRUCTIONS = """These tools search and browse one collection of documents, which a tree sorts by topic.
 Search with a question or key words, then fetch what looks right. To see what the collection holds, browse from the
@@ -50,8 +49,9 @@ Query = Annotated[str, Field(min_length=1, max_length=2_000, description="a ques
 Count = Annotated[int, Field(ge=1, le=HITS, description="how many documents")]
 DocumentId = Annotated[str, Field(min_length=1, max_length=512, description="the id of a document")]
 NodeId = Annotated[str, Field(pattern=r"^\d{1,2}:\d{1,9}$", description="a node, as level:number; 0:0 is the root")]
-Ctx = Context[Any, Any]
 Start = Annotated[int, Field(ge=0, description="where in the text, or in the list of documents, to begin")]
+Ctx = Context[Any, Any]
+Answer = TypeVar("Answer")
 
 
 class Found(BaseModel):
@@ -95,16 +95,18 @@ class Browsed(NodeLine):
     listed: list[Found] = Field(description=f"in the last level, {CHILDREN} documents from `start` on")
 
 
-Answer = TypeVar("Answer")
-Run = Callable[..., Awaitable[Any]]  # a function with its arguments, in a thread
-Sentence = Callable[[Exception], str]  # what to show of an error
-
-
 class Tools:
-    """The tools of an index and its tree."""
+    """The tools of an index and its tree.
+
+    `run` calls a function in a thread, and `sentence` returns what to show of an error.
+    """
 
     def __init__(
-        self, index: Index, tree: LiveTree, run: Run = anyio.to_thread.run_sync, sentence: Sentence = str
+        self,
+        index: Index,
+        tree: LiveTree,
+        run: Callable[..., Awaitable[Any]] = anyio.to_thread.run_sync,
+        sentence: Callable[[Exception], str] = str,
     ) -> None:
         self._index, self._tree, self._run, self._sentence = index, tree, run, sentence
 
@@ -124,7 +126,7 @@ class Tools:
         """Get a document's text, metadata and place in the tree; of a long text, 50,000 characters from `start` on."""
         return await self._read(self._fetched, id, start, _page(ctx))
 
-    async def browse(self, ctx: Ctx, node: NodeId = ROOT, start: Start = 0) -> Browsed:
+    async def browse(self, ctx: Ctx, node: NodeId = "0:0", start: Start = 0) -> Browsed:
         """Look at a node of the tree of topics: its name, size and path, its children, and documents typical of it."""
         return await self._read(self._browsed, *map(int, node.split(":")), start, _page(ctx))
 
@@ -133,7 +135,7 @@ class Tools:
         return Results(results=_found(await self._read(self._neighbors, id, k), _page(ctx)))
 
     async def _read(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Call `work` in a thread; what an agent can mend or wait for becomes a sentence."""
+        """Call `work` in a thread; what an agent can fix or wait for becomes a sentence."""
         try:
             answer: Answer = await self._run(work, *arguments)
             return answer
@@ -181,10 +183,7 @@ class Tools:
 
 
 def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None]]:
-    """Return what answers agents at /mcp, and what to enter meanwhile.
-
-    The guard comes before it.
-    """
+    """Return what answers agents at /mcp behind the guard, and the context in which it does."""
     server = tools.server()
     open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     application = server.streamable_http_app(
@@ -194,16 +193,13 @@ def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None
 
 
 def _page(ctx: Ctx) -> str:
-    """Return the address of the page that shows a document by its id.
-
-    It is None over stdio.
-    """
+    """Return the address of the page that shows a document by its id; none over stdio."""
     request = ctx.request_context.request
     return str(request.url.replace(path="/", query="", fragment="tree?id=")) if request else ""
 
 
 def _found(documents: Iterable[Document | Hit], page: str) -> list[Found]:
-    """List documents, each at the `url` of its metadata or else on this server's page, a text by title or beginning."""
+    """List documents, each with the `url` of its metadata or its address on this server's page."""
     found = []
     for each in documents:
         own = each.metadata.get("url")
@@ -220,5 +216,5 @@ def _lines(nodes: Iterable[Node | WayStep]) -> list[NodeLine]:
 
 
 def _unicode(value: Any) -> Any:
-    """Return a JSON value with a question mark for each half of a surrogate pair, which no answer can hold."""
+    """Replace halves of surrogate pairs in a JSON value, which no answer can hold, by question marks."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
