@@ -1,4 +1,4 @@
-"""The randomisation test: by hand, by enumeration, against scipy, and under the null hypothesis."""
+"""The randomization test: by hand, by enumeration, against scipy, and under the null hypothesis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hce.evaluation.significance import (
     compare_paired,
     compare_several,
     holm,
-    randomisation_test,
+    randomization_test,
 )
 
 
@@ -50,14 +50,14 @@ def enumerated(differences: np.ndarray) -> float:
     ],
 )
 def test_exact_by_hand(differences, p):
-    assert randomisation_test(np.array(differences, dtype=float)) == pytest.approx(p)
+    assert randomization_test(np.array(differences, dtype=float)) == pytest.approx(p)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=9))
 def test_exact_is_the_definition(differences):
     scaled = np.array(differences) / 10  # tenths do not add up exactly in binary; equal sums must still count as equal
-    assert randomisation_test(scaled) == pytest.approx(enumerated(np.array(differences)))
+    assert randomization_test(scaled) == pytest.approx(enumerated(np.array(differences)))
 
 
 @pytest.mark.parametrize("n", [2, 7, EXACT_UP_TO])
@@ -67,7 +67,7 @@ def test_every_sign_assignment_is_counted(n):
     sums = np.zeros(1, dtype=int)
     for value in tenths:
         sums = np.concatenate([sums + value, sums - value])
-    assert randomisation_test(tenths / 10) == np.mean(np.abs(sums) >= abs(tenths.sum()))
+    assert randomization_test(tenths / 10) == np.mean(np.abs(sums) >= abs(tenths.sum()))
 
 
 @pytest.mark.parametrize("n", [8, 12])
@@ -77,7 +77,7 @@ def test_scipys_exact_test_agrees(n):
     theirs = stats.permutation_test(
         (a, b), lambda x, y, axis: np.mean(x - y, axis=axis), permutation_type="samples", vectorized=True
     )
-    assert randomisation_test(a - b) == pytest.approx(theirs.pvalue)
+    assert randomization_test(a - b) == pytest.approx(theirs.pvalue)
 
 
 def test_scipys_random_test_agrees():
@@ -92,14 +92,14 @@ def test_scipys_random_test_agrees():
         rng=np.random.default_rng(0),
     )
     assert 0.05 < theirs.pvalue < 0.5  # a p that leaves room for disagreement
-    assert randomisation_test(a - b) == pytest.approx(theirs.pvalue, abs=0.015)
+    assert randomization_test(a - b) == pytest.approx(theirs.pvalue, abs=0.015)
 
 
 def test_random_signs_agree_with_enumeration(monkeypatch):
     differences = np.random.default_rng(5).normal(0.3, 1, size=EXACT_UP_TO)
-    exact = randomisation_test(differences)
+    exact = randomization_test(differences)
     monkeypatch.setattr(significance, "EXACT_UP_TO", 0)
-    drawn = randomisation_test(differences, draws=40_000)
+    drawn = randomization_test(differences, draws=40_000)
     assert drawn != exact
     assert drawn == pytest.approx(exact, abs=0.01)
 
@@ -110,24 +110,24 @@ def test_random_signs_by_the_formula():
     signs = np.where(np.random.default_rng([4, 0]).random((2000, 30)) < 0.5, 1, -1)
     extreme = int((np.abs(signs @ tenths) >= abs(tenths.sum())).sum())
     assert 0 < extreme < 2000
-    assert randomisation_test(tenths / 10, seed=4, draws=2000) == (extreme + 1) / 2001
+    assert randomization_test(tenths / 10, seed=4, draws=2000) == (extreme + 1) / 2001
 
 
 def test_blocks_change_nothing(monkeypatch):
     differences = np.random.default_rng(6).normal(0.1, 1, size=50)
-    whole = randomisation_test(differences, draws=500), bootstrap_interval(differences, draws=500)
+    whole = randomization_test(differences, draws=500), bootstrap_interval(differences, draws=500)
     monkeypatch.setattr(significance, "NUMBERS_AT_ONCE", 7 * 50 + 3)
-    assert (randomisation_test(differences, draws=500), bootstrap_interval(differences, draws=500)) == whole
+    assert (randomization_test(differences, draws=500), bootstrap_interval(differences, draws=500)) == whole
 
 
 def test_p_is_never_zero():
-    assert randomisation_test(np.ones(40)) == 1 / 10_001
-    assert randomisation_test(np.ones(40), draws=99) == 1 / 100
+    assert randomization_test(np.ones(40)) == 1 / 10_001
+    assert randomization_test(np.ones(40), draws=99) == 1 / 100
 
 
 def test_p_is_uniform_under_the_null():
     rng = np.random.default_rng(0)
-    ps = [randomisation_test(rng.normal(size=30), seed=trial, draws=400) for trial in range(600)]
+    ps = [randomization_test(rng.normal(size=30), seed=trial, draws=400) for trial in range(600)]
     assert stats.kstest(ps, "uniform").pvalue > 0.01
     for level in (0.05, 0.2):
         assert np.mean(np.array(ps) <= level) == pytest.approx(level, abs=3 * np.sqrt(level * (1 - level) / 600))

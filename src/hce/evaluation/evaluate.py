@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import ir_measures
 import numpy as np
@@ -28,23 +28,17 @@ from hce.search.exact import nearest
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100
 VALUES_SUFFIXES = (".tsv", ".jsonl")
-FAMILIES = {
-    "ndcg": "nDCG",
-    "r": "R",
-    "recall": "R",
-    "r_cap": "R_cap",
-    "recall_cap": "R_cap",
-    "capped_recall": "R_cap",
-    "rr": "RR",
-    "mrr": "RR",
-    "ap": "AP",
-    "map": "AP",
-    "success": "Success",
-    "hit": "Success",
-    "p": "P",
-    "precision": "P",
-}
 CAPPED = "R_cap"
+SPELLINGS = {
+    "nDCG": ("ndcg",),
+    "R": ("r", "recall"),
+    CAPPED: ("r_cap", "recall_cap", "capped_recall"),
+    "RR": ("rr", "mrr"),
+    "AP": ("ap", "map"),
+    "Success": ("success", "hit"),
+    "P": ("p", "precision"),
+}
+FAMILIES = {spelling: family for family, spellings in SPELLINGS.items() for spelling in spellings}
 WITH_CUTOFF = ("R", CAPPED, "Success", "P")
 KNOWN = (
     "nDCG@10, R@100 (recall@100), R_cap@100 (capped_recall@100), RR@10 (MRR@10), AP (MAP), Success@5 (hit@5), P@5; "
@@ -54,40 +48,17 @@ KNOWN = (
 logger = logging.getLogger(__name__)
 
 
-# ----------------------------------------------------------------------------------------- searchers
-
-
-class HasScore(Protocol):
-    """A hit, such as `Scored` or the index's `Hit`."""
-
-    @property
-    def id(self) -> str:
-        """The document's id."""
-        ...
-
-    @property
-    def score(self) -> float:
-        """The higher, the better."""
-        ...
-
-
 class Searcher(Protocol):
     """Anything that ranks documents for queries, an `Index` too."""
 
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[HasScore]]:
-        """Find the k best documents of each query, best first."""
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Any]]:
+        """Find the k best documents of each query, best first; each hit has an `id` and a `score`."""
         ...
 
 
 @dataclass(frozen=True)
 class DenseSearcher:
-    """An encoder and the vectors of a collection, searched exactly.
-
-    Attributes:
-        encoder: encodes the queries.
-        ids: of the documents.
-        vectors: of the documents, of shape (N, n).
-    """
+    """Searches the vectors of a collection, of shape (N, n), exactly."""
 
     encoder: Encoder
     ids: Sequence[str]
@@ -109,9 +80,6 @@ class DenseSearcher:
     def encode(self, queries: Sequence[str]) -> np.ndarray:
         """Encode queries, of shape (queries, n)."""
         return self.encoder.encode(queries, "query")
-
-
-# ----------------------------------------------------------------------------------------- reports
 
 
 @dataclass(frozen=True)
@@ -140,12 +108,11 @@ class Report:
             if path.suffix == ".tsv":
                 file.write("\t".join(["query", *names]) + "\n")
             for query_id in self.per_query[names[0]]:
-                values = [self.per_query[name][query_id] for name in names]
+                values = {name: self.per_query[name][query_id] for name in names}
                 if path.suffix == ".tsv":
-                    file.write("\t".join([query_id, *map(repr, values)]) + "\n")
+                    file.write("\t".join([query_id, *map(repr, values.values())]) + "\n")
                 else:
-                    record = {"query": query_id, **dict(zip(names, values, strict=True))}
-                    file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                    file.write(json.dumps({"query": query_id, **values}, ensure_ascii=False) + "\n")
 
 
 def evaluate(
@@ -221,7 +188,7 @@ def without_self(query_id: str, hits: Sequence[Scored]) -> list[Scored]:
 
 
 def score_run(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES, *, drop_self: bool = True) -> Report:
-    """Measure rankings that are there already, such as `hce.evaluation.runs.read_run` gives.
+    """Measure rankings, such as those that `hce.evaluation.runs.read_run` reads.
 
     Raises:
         InputError: an unknown measure, no judgments, or a run without any judged query.
@@ -246,7 +213,7 @@ def score_run(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES
 
 
 def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) -> None:
-    """Warn of relevant documents that are not there to be found; each counts as one that was missed.
+    """Warn of relevant documents that are not in the corpus; each counts as missed.
 
     Raises:
         InputError: none is there, so that judgments and corpus do not belong together.
@@ -267,14 +234,8 @@ def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) 
         )
 
 
-# ----------------------------------------------------------------------------------------- measures
-
-
 class Measure(NamedTuple):
-    """A family of measures, and how far down the ranking to look.
-
-    `None` is all the way.
-    """
+    """A family of measures, and how far down the ranking to look; None is all the way."""
 
     family: str
     cutoff: int | None
@@ -310,10 +271,9 @@ def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict
     through = {ir_measures.parse_measure(str(measure)): measure for measure in values if measure.family != CAPPED}
     # Below 0 is not relevant either, and trec_eval's memory breaks where a query has no other grades.
     judged = {
-        query_id: {document_id: max(grade, 0) for document_id, grade in grades.items()}
-        for query_id, grades in qrels.items()
+        query_id: {doc_id: max(grade, 0) for doc_id, grade in grades.items()} for query_id, grades in qrels.items()
     }
-    # trec_eval breaks ties by document id; falling ranks in place of scores keep the ranking's own order.
+    # trec_eval breaks ties by document id; falling ranks instead of scores keep the ranking's own order.
     ranks = {
         query_id: {hit.id: float(len(hits) - rank) for rank, hit in enumerate(hits)}
         for query_id, hits in run.items()
@@ -330,11 +290,9 @@ def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict
 
 
 def capped_recall(ranked: Sequence[str], grades: Mapping[str, int], cutoff: int) -> float:
-    """Divide the number of relevant documents among the first k by k or by all there are, whichever is less.
+    """Compute BEIR's recall_cap, which reaches 1 also where a query has more than `cutoff` relevant documents.
 
-    BEIR's recall_cap: 1 can be reached also where a query has more than k relevant documents, with which R@k cannot.
+    It divides the relevant documents among the first k by k or by all there are, whichever is less.
     """
     positives = {document_id for document_id, grade in grades.items() if grade > 0}
-    if not positives:
-        return 0.0
-    return len(positives.intersection(ranked[:cutoff])) / min(cutoff, len(positives))
+    return len(positives.intersection(ranked[:cutoff])) / min(cutoff, len(positives)) if positives else 0.0

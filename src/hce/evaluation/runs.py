@@ -1,8 +1,8 @@
 """TREC run files: rankings as lines of six columns, which trec_eval and every other tool of the field read.
 
-trec_eval passes over the rank column: it sorts by score in single precision, and equal scores by document id, the
-last first. So a ranking is written with scores that fall strictly in single precision, and a file, whoever wrote it,
-is read into the order that trec_eval sees in it.
+trec_eval ignores the rank column: it sorts by score in single precision, and equal scores by document id, the last
+first. So a ranking is written with scores that fall strictly in single precision, and any file is read into the order
+that trec_eval sees in it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class Scored(NamedTuple):
     score: float
 
 
-Run = Mapping[str, Sequence[Scored]]
-"""The ranking of each query, by its id, best first."""
+Run = Mapping[str, Sequence[Scored]]  # the ranking of each query, by its id, best first
 
 
 def read_run(path: str | Path) -> dict[str, list[Scored]]:
@@ -42,24 +41,21 @@ def read_run(path: str | Path) -> dict[str, list[Scored]]:
     scores: dict[str, dict[str, float]] = {}
     for line in read_lines(path):
         if line.text.strip():
-            query_id, hit = _parse_line(line)
-            if hit.id in scores.setdefault(query_id, {}):
-                raise InputError(f"{line.where}: query {query_id!r} finds document {hit.id!r} a second time; keep one")
-            scores[query_id][hit.id] = hit.score
+            query_id, document_id, score = _parse_line(line)
+            if document_id in scores.setdefault(query_id, {}):
+                raise InputError(
+                    f"{line.where}: query {query_id!r} finds document {document_id!r} a second time; keep one"
+                )
+            scores[query_id][document_id] = score
     if not scores:
         raise InputError(f"{shown_path(path)}: an empty run, no hits in it; check the path")
     return {query_id: _sorted_hits(found) for query_id, found in scores.items()}
 
 
 def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
-    """Write a run atomically, compressed if the name ends in .gz.
+    """Write a run atomically, compressed if the name ends in .gz; a query without hits has no line.
 
-    A query without hits has no line.
-
-    Args:
-        path: the file.
-        run: the rankings; their order is kept, scores that do not fall are lowered by the least that makes them fall.
-        tag: the name of the system, the last column.
+    The rankings keep their order: scores that do not fall are lowered by the least that makes them fall.
 
     Raises:
         InputError: an id or the tag holds white space, a score is not a number, or no query has a hit.
@@ -93,7 +89,7 @@ def falling_scores(scores: Sequence[float]) -> np.ndarray:
     return falling
 
 
-def _parse_line(line: Line) -> tuple[str, Scored]:
+def _parse_line(line: Line) -> tuple[str, str, float]:
     columns = line.text.split()
     if len(columns) != len(COLUMNS.split()):
         raise InputError(f"{line.where}: {len(columns)} columns; a line of a TREC run has 6: {COLUMNS}")
@@ -103,7 +99,7 @@ def _parse_line(line: Line) -> tuple[str, Scored]:
         score = math.nan
     if not math.isfinite(score):
         raise InputError(f"{line.where}: the score {columns[4]!r} is not a number; a line of a run is: {COLUMNS}")
-    return columns[0], Scored(columns[2], score)
+    return columns[0], columns[2], score
 
 
 def _sorted_hits(found: Mapping[str, float]) -> list[Scored]:

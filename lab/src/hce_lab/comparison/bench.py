@@ -25,7 +25,7 @@ from hce.data.judgments import Dataset, Labels, read_generated, splits
 from hce.data.records import USUAL, Reading
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
-from hce.evaluation.evaluate import DenseSearcher, HasScore, Searcher, evaluate, parse_measure
+from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate, parse_measure
 from hce.files import delete_whole, file_checksum, new_folder, require_new, unfinished, write_json
 from hce.index.index import Index
 from hce.training.pairs import split_labels
@@ -352,7 +352,7 @@ class _Timed:
         self.searcher = searcher
         self.seconds, self.queries = 0.0, 0
 
-    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[HasScore]]:
+    def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Any]]:
         start = time.perf_counter()
         found = self.searcher.search(queries, k)
         self.seconds += time.perf_counter() - start

@@ -11,14 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.errors import InputError, MissingPackageError
-from hce.evaluation.evaluate import HasScore, Searcher
+from hce.evaluation.evaluate import Searcher
 from hce.evaluation.runs import Scored
 from hce.search.fusion import candidate_count_for
 from hce_lab.comparison.task import LACKS, Built, Task, best_hits, queries_by_document, searched_by_vectors
@@ -93,7 +93,7 @@ class ReciprocalRanks(NamedTuple):
         return [fused_by_rank(lists)[:k] for lists in zip(*found, strict=True)]
 
 
-def fused_by_rank(lists: Iterable[Sequence[HasScore]]) -> list[Scored]:
+def fused_by_rank(lists: Iterable[Sequence[Any]]) -> list[Scored]:
     """Add up 1 / (60 + rank) over ranked lists.
 
     >>> [(hit.id, round(hit.score, 4)) for hit in fused_by_rank([[Scored("a", 9), Scored("b", 5)], [Scored("b", 0.7)]])]
