@@ -1,7 +1,7 @@
 """One HTML file that needs no network, no script and no other file: tables, and pictures as HTML and SVG.
 
 Texts are escaped here. `page.css` has the colors, for light and dark. What is above zero is a gain and green, what is
-below is a loss and red; where a bar stands says the same.
+below is a loss and red; the position of a bar says the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SERIES = 8  # colors of lines
-NAMED_BARS = 600  # bars that say what they are; more are drawn as one outline
+NAMED_BARS = 600  # bars with a name each; more are drawn as one outline
 WIDTH, HEIGHT = 340, 210  # of a panel, in its own units: about pixels
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 30  # of a panel's margins
 
@@ -57,60 +57,40 @@ def html_table(
         signed: the columns whose values begin with their sign: gains are green, losses red.
         is_long: whether the first column is long texts, which have lines of their own on a phone.
     """
+
+    def cell(column: int, text: str) -> str:
+        is_signed = column in signed and text.strip("+-−0.")
+        kind = {"+": ' class="gain"', "-": ' class="loss"'}.get(text[:1], "") if is_signed else ""
+        return f"<td{kind}>{escape(text)}</td>"
+
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = []
     for number, row in enumerate(rows):
         kind = ' class="ours"' if number < len(ours) and ours[number] else ""
-        cells = "".join(_cell(cell, column in signed) for column, cell in enumerate(row))
-        body.append(f"<tr{kind}>{cells}</tr>")
+        body.append(f"<tr{kind}>{''.join(cell(*each) for each in enumerate(row))}</tr>")
     table = '<table class="long">' if is_long else "<table>"
     return f'<div class="scroll">{table}<thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
 
 
-def _cell(text: str, is_signed: bool) -> str:
-    is_zero = not text.strip("+-−0.")
-    kind = {"+": ' class="gain"', "-": ' class="loss"'}.get(text[:1], "") if is_signed and not is_zero else ""
-    return f"<td{kind}>{escape(text)}</td>"
-
-
 def definitions(items: Mapping[str, str]) -> str:
-    """Return names and what they stand for as a list."""
+    """Return names and their meanings as a list."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in items.items()) + "</dl>"
 
 
-# ------------------------------------------------------------------------------------------------- pictures
+# ------------------------------------------------------------------------------------------------- lines
 
 
 class Panel(NamedTuple):
-    """Lines over epochs.
-
-    Attributes:
-        title: what they measure.
-        lines: by name, a value for each epoch; None where nothing was measured.
-        is_share: whether values are written as percentages.
-    """
+    """Lines over epochs: by name a value for each epoch, or None where nothing was measured."""
 
     title: str
     lines: Mapping[str, Sequence[float | None]]
-    is_share: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was measured at all."""
-        return all(value is None for values in self.lines.values() for value in values)
-
-
-class Branch(NamedTuple):
-    """A node of a tree with its size, and some of what is below it."""
-
-    name: str
-    size: int
-    below: Sequence[Branch] = ()
+    is_share: bool = False  # values are written as percentages
 
 
 def line_panels(epochs: Sequence[int], panels: Iterable[Panel]) -> str:
     """Draw panels with lines side by side, under one legend in which a name stands once; empty ones are left out."""
-    drawn = [panel for panel in panels if not panel.is_empty]
+    drawn = [panel for panel in panels if _known(panel)]
     names = list(dict.fromkeys(name for panel in drawn if len(panel.lines) > 1 for name in panel.lines))
     colors = {name: f"var(--series-{number % SERIES})" for number, name in enumerate(names)}
     keys = "".join(f'<li><i style="background:{colors[name]}"></i>{escape(name)}</li>' for name in names)
@@ -118,44 +98,33 @@ def line_panels(epochs: Sequence[int], panels: Iterable[Panel]) -> str:
     return f'{legend}<div class="panels">{"".join(_lines(epochs, panel, colors) for panel in drawn)}</div>'
 
 
-def difference_bars(differences: Iterable[tuple[float, str]], axis: str) -> str:
-    """Draw a bar for each query, its difference and its text, the largest gain first; a sentence where none differs."""
-    ordered = sorted(differences, reverse=True)
-    gains, losses = (sum(sign * value > 0 for value, _ in ordered) for sign in (1, -1))
-    if not gains and not losses:
-        return f"<p>{escape(axis)}: none of {len(ordered):,} queries differs.</p>"
-    most = max(abs(value) for value, _ in ordered)
-    drawn = _named_bars(ordered, most) if len(ordered) <= NAMED_BARS else _outlines(ordered, most)
-    told = f"{gains:,} queries gain, {losses:,} lose, {len(ordered) - gains - losses:,} stay as they are"
-    return (
-        f'<figure class="wide"><figcaption>{escape(axis)}: {told}</figcaption><div class="signed">'
-        f"<span>+{most:.2g}</span><span>0</span><span>−{most:.2g}</span>"
-        f'<svg viewBox="0 0 {len(ordered)} 200" preserveAspectRatio="none" role="img" aria-label="{escape(told)}">'
-        f'{drawn}<line class="zero" x1="0" y1="100" x2="{len(ordered)}" y2="100"/></svg></div></figure>'
-    )
+def _known(panel: Panel) -> list[float]:
+    return [value for values in panel.lines.values() for value in values if value is not None]
 
 
-def tree_list(branches: Sequence[Branch]) -> str:
-    """Draw the branches of a tree as bars, and what is below each as parts of its bar."""
-    most = max((branch.size for branch in branches), default=1) or 1
-    rows = []
-    for branch in branches:
-        parts = "".join(
-            f'<span style="flex-grow:{part.size}" title="{escape(part.name)}: {part.size:,}">{escape(part.name)}</span>'
-            for part in branch.below
+def _lines(epochs: Sequence[int], panel: Panel, colors: Mapping[str, str]) -> str:
+    axis = Axis.linear(_known(panel))
+    span = max(max(epochs) - min(epochs), 1)
+    across = {epoch: LEFT + 8 + (WIDTH - RIGHT - LEFT - 16) * (epoch - min(epochs)) / span for epoch in epochs}
+    parts = [frame(axis, lambda value: f"{value:.0%}" if panel.is_share else f"{value:.3g}")]
+    parts += [tick_below(across[epoch], str(epoch)) for epoch in epochs[:: max(1, -(-len(epochs) // 10))]]
+    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">epoch</text>')
+    for name, values in panel.lines.items():
+        color = colors.get(name, "var(--series-0)")
+        measured = [(epoch, value) for epoch, value in zip(epochs, values, strict=True) if value is not None]
+        corners = " ".join(f"{across[epoch]:.1f},{axis.at(value):.1f}" for epoch, value in measured)
+        parts.append(
+            f'<polyline points="{corners}" style="stroke:{color};stroke-width:{3 if name == "mean" else 1.6}"/>'
         )
-        rows.append(
-            f"<li><p><b>{escape(branch.name)}</b> <small>{branch.size:,}</small></p>"
-            f'<div class="parts" style="width:{100 * branch.size / most:.1f}%">{parts}</div></li>'
-        )
-    return f'<ol class="tree">{"".join(rows)}</ol>'
-
-
-# ------------------------------------------------------------------------------------------------- the parts of one
+        for epoch, value in measured:
+            about = f"<title>{escape(name)}, epoch {epoch}: {value:.4f}</title>"
+            place = f'cx="{across[epoch]:.1f}" cy="{axis.at(value):.1f}"'
+            parts.append(f'<circle {place} r="2.8" style="fill:{color}">{about}</circle>')
+    return f"<figure><figcaption>{escape(panel.title)}</figcaption>{svg(parts, panel.title)}</figure>"
 
 
 class Axis(NamedTuple):
-    """Where values stand: from `start` to `end` in a panel for `low` to `high`; and the values that are written."""
+    """Maps values from `low` to `high` to places from `start` to `end` in a panel; `ticks` are the values shown."""
 
     low: float
     high: float
@@ -169,7 +138,9 @@ class Axis(NamedTuple):
         low, high = min(values), max(values)
         room = (high - low or abs(high) or 1) * 0.08
         low, high = (low - room if low < 0 or low > room else 0.0), high + room
-        step = _round_step((high - low) / 4)
+        least = (high - low) / 4
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * 0.999)
         first = math.ceil(low / step - 1e-9)
         marks = [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
         return cls(low, high, HEIGHT - BOTTOM, TOP, marks)
@@ -177,37 +148,6 @@ class Axis(NamedTuple):
     def at(self, value: float) -> float:
         """Return the place of a value."""
         return self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low)
-
-
-def _round_step(least: float) -> float:
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * 0.999)
-
-
-def _lines(epochs: Sequence[int], panel: Panel, colors: Mapping[str, str]) -> str:
-    def written(value: float) -> str:
-        return f"{value:.0%}" if panel.is_share else f"{value:.3g}"
-
-    known = [value for values in panel.lines.values() for value in values if value is not None]
-    axis = Axis.linear(known)
-    span = max(max(epochs) - min(epochs), 1)
-    across = {epoch: LEFT + 8 + (WIDTH - RIGHT - LEFT - 16) * (epoch - min(epochs)) / span for epoch in epochs}
-    parts = [frame(axis, written)]
-    every = max(1, -(-len(epochs) // 10))
-    parts += [tick_below(across[epoch], str(epoch)) for epoch in epochs[::every]]
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">epoch</text>')
-    for name, values in panel.lines.items():
-        color = colors.get(name, "var(--series-0)")
-        measured = [(epoch, value) for epoch, value in zip(epochs, values, strict=True) if value is not None]
-        dots = [(across[epoch], axis.at(value), f"{name}, epoch {epoch}: {value:.4f}") for epoch, value in measured]
-        width = 3 if name == "mean" else 1.6
-        corners = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in dots)
-        parts.append(f'<polyline points="{corners}" style="stroke:{color};stroke-width:{width}"/>')
-        parts += [
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.8" style="fill:{color}"><title>{escape(told)}</title></circle>'
-            for x, y, told in dots
-        ]
-    return f"<figure><figcaption>{escape(panel.title)}</figcaption>{svg(parts, panel.title)}</figure>"
 
 
 def tick_below(x: float, text: str) -> str:
@@ -230,16 +170,34 @@ def svg(parts: Iterable[str], about: str) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(about)}">{"".join(parts)}</svg>'
 
 
+# ------------------------------------------------------------------------------------------------- bars
+
+
+def difference_bars(differences: Iterable[tuple[float, str]], axis: str) -> str:
+    """Draw a bar for each query, its difference and its text, the largest gain first; a sentence where none differs."""
+    ordered = sorted(differences, reverse=True)
+    gains, losses = (sum(sign * value > 0 for value, _ in ordered) for sign in (1, -1))
+    if not gains and not losses:
+        return f"<p>{escape(axis)}: none of {len(ordered):,} queries differs.</p>"
+    most = max(abs(value) for value, _ in ordered)
+    drawn = (_named_bars if len(ordered) <= NAMED_BARS else _outlines)(ordered, most)
+    counts = f"{gains:,} queries gain, {losses:,} lose, {len(ordered) - gains - losses:,} stay as they are"
+    return (
+        f'<figure class="wide"><figcaption>{escape(axis)}: {counts}</figcaption><div class="signed">'
+        f"<span>+{most:.2g}</span><span>0</span><span>−{most:.2g}</span>"
+        f'<svg viewBox="0 0 {len(ordered)} 200" preserveAspectRatio="none" role="img" aria-label="{counts}">'
+        f'{drawn}<line class="zero" x1="0" y1="100" x2="{len(ordered)}" y2="100"/></svg></div></figure>'
+    )
+
+
 def _named_bars(ordered: Sequence[tuple[float, str]], most: float) -> str:
     bars = []
     for place, (value, query) in enumerate(ordered):
         tall = 96 * abs(value) / most
         top = 100 - tall if value > 0 else 100
         kind = "gain" if value > 0 else "loss" if value < 0 else "same"
-        told = escape(f"{query}: {value:+.4f}")
-        bars.append(
-            f'<rect class="{kind}" x="{place}" y="{top:.1f}" width="1" height="{tall:.1f}"><title>{told}</title></rect>'
-        )
+        shape = f'class="{kind}" x="{place}" y="{top:.1f}" width="1" height="{tall:.1f}"'
+        bars.append(f"<rect {shape}><title>{escape(query)}: {value:+.4f}</title></rect>")
     return "".join(bars)
 
 
@@ -252,6 +210,29 @@ def _outlines(ordered: Sequence[tuple[float, str]], most: float) -> str:
         if some:
             steps = [*some[::every], some[-1]]
             corners = " ".join(f"{place},{100 - 96 * value / most:.1f}" for place, value in steps)
-            first, last = steps[0][0], steps[-1][0] + 1
-            shapes.append(f'<polygon class="{kind}" points="{first},100 {corners} {last},100"/>')
+            shapes.append(f'<polygon class="{kind}" points="{steps[0][0]},100 {corners} {steps[-1][0] + 1},100"/>')
     return "".join(shapes)
+
+
+class Branch(NamedTuple):
+    """A node of a tree with its size, and some of what is below it."""
+
+    name: str
+    size: int
+    below: Sequence[Branch] = ()
+
+
+def tree_list(branches: Sequence[Branch]) -> str:
+    """Draw the branches of a tree as bars, and what is below each as parts of its bar."""
+    most = max((branch.size for branch in branches), default=1) or 1
+    rows = []
+    for branch in branches:
+        parts = "".join(
+            f'<span style="flex-grow:{part.size}" title="{escape(part.name)}: {part.size:,}">{escape(part.name)}</span>'
+            for part in branch.below
+        )
+        rows.append(
+            f"<li><p><b>{escape(branch.name)}</b> <small>{branch.size:,}</small></p>"
+            f'<div class="parts" style="width:{100 * branch.size / most:.1f}%">{parts}</div></li>'
+        )
+    return f'<ol class="tree">{"".join(rows)}</ol>'

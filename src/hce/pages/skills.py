@@ -16,7 +16,7 @@ from hce.files import new_folder, open_atomically
 from hce.index.index import Index
 from hce.index.store import Reader
 from hce.index.tree import LiveTree, NotThereError
-from hce.tree.hierarchy import Hierarchy, Names
+from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
 
 ROOT_FILE, NODE_FILE = "SKILL.md", "INDEX.md"  # agents look for the first name
@@ -40,17 +40,20 @@ class _Page(NamedTuple):
     folder: Path
 
 
-class Skills:
+class _Skills:
     """Writes the tree of an index as files, all of the moment that a reader sees."""
 
     def __init__(self, index: Index, reader: Reader, levels: int) -> None:
         self._reader = reader
         self._places = LiveTree(index).places_at(reader)
-        self._hierarchy = self._places.tree.hierarchy
-        if not self._hierarchy.levels:
+        self._tree = self._places.tree.hierarchy
+        if not self._tree.levels:
             raise NotThereError("the tree of this index has no nodes: too few documents")
-        self._levels = min(levels, len(self._hierarchy.levels))
-        self._words = self._words_of_now()
+        self._levels = min(levels, len(self._tree.levels))
+        starts = self._places.leaf_start
+        leaves = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        texts = (document.full_text for document in self._documents(self._places.numbers.tolist()))
+        self._words = name_nodes(Hierarchy(self._tree.levels, leaves, (), {}), texts, WORDS)  # of the current documents
 
     def write(self, page: _Page) -> int:
         """Write the file of a node and of those below it; return how many."""
@@ -60,57 +63,48 @@ class Skills:
             file.writelines(f"{line}\n" for line in self._lines(page, children))
         return 1 + sum(map(self.write, children))
 
-    def _words_of_now(self) -> Names:
-        """Return the words that set each node's documents of now apart."""
-        places, levels = self._places, self._hierarchy.levels
-        leaves = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
-        texts = (document.full_text for document in self._documents(places.numbers.tolist()))
-        return name_nodes(Hierarchy(levels, leaves, (), {}), texts, WORDS)
-
     def _documents(self, numbers: Sequence[int]) -> Iterator[Document]:
         for start in range(0, len(numbers), READ_AT_ONCE):
             some = numbers[start : start + READ_AT_ONCE]
             yield from map(self._reader.documents(some).__getitem__, some)
 
     def _children(self, page: _Page) -> Iterator[_Page]:
-        """Yield the children that have documents, largest first.
-
-        Their folders sort in this order.
-        """
+        """Yield the children that have documents, largest first; their folders sort in this order."""
         children = self._places.children(page.level, page.node).tolist()
         digits = len(str(len(children)))
         for place, child in enumerate(children, start=1):
-            words = self._hierarchy.name(page.level + 1, child)
+            words = self._tree.name(page.level + 1, child)
             folder = page.folder / f"{place:0{digits}}-{_safe(words)}".rstrip("-")
             yield _Page(page.level + 1, child, " · ".join(words) or f"node {child}", folder)
 
+    def _size(self, page: _Page) -> str:
+        return f"{self._places.sizes[page.level][page.node]:,} documents"
+
     def _lines(self, page: _Page, children: list[_Page]) -> Iterator[str]:
-        documents = f"{self._places.sizes[page.level][page.node]:,} documents"
-        if page.level == 0:
-            yield from _front(page.name, f"{documents} sorted by topic: {'; '.join(c.name for c in children[:12])}")
-        yield from (f"# {_plain(page.name)}", "", f"{documents}, node {page.level}:{page.node}.", "")
+        if page.level == 0:  # what agents read first of a skill: a name, and what it is good for
+            slug = re.sub(r"[^a-z0-9]+", "-", page.name.lower()).strip("-")[:64] or "documents"
+            about = f"{self._size(page)} sorted by topic: {'; '.join(child.name for child in children[:12])}"
+            description = json.dumps(CONTROL.sub(" ", about)[:1000])
+            yield from ("---", f"name: {slug}", f"description: {description}", "---", "")
+        yield from (f"# {_plain(page.name)}", "", f"{self._size(page)}, node {page.level}:{page.node}.", "")
         words = self._words[page.level - 1][page.node] if page.level else []
         yield from (f"Words: {_plain(', '.join(words))}", "") if words else ()
-        yield from ("## Typical sentences", "", *self._sentences(page, words), "")
-        if children:
-            yield from ("## Parts", "", *map(self._link, children))
-        else:
-            yield from ("## Documents", "", "Ids, one JSON string a line:", "", "```json", *self._ids(page), "```")
-
-    def _sentences(self, page: _Page, words: Iterable[str]) -> Iterator[str]:
+        yield from ("## Typical sentences", "")
         for document in self._documents(self._places.central(self._reader, page.level, page.node, REPRESENTATIVES)):
             parts = (document.title[:SENTENCE_CHARACTERS], typical_sentence(document.text, words))
             yield f"- “{_plain(': '.join(filter(None, parts)))}”"  # the mark keeps "1. …" from opening a list
-
-    def _link(self, child: _Page) -> str:
-        size = f"{self._places.sizes[child.level][child.node]:,}"
-        return f"- [{_plain(child.name)}](<{child.folder.name}/{NODE_FILE}>), {size} documents"
-
-    def _ids(self, page: _Page) -> Iterator[str]:
-        leaves = np.arange(len(self._places.leaf_start) - 1)
-        under = self._hierarchy.ancestors(len(self._hierarchy.levels), leaves)[:, page.level] == page.node
-        for leaf in leaves[under]:
-            yield from (json.dumps(each.id) for each in self._documents(self._places.documents_of(leaf).tolist()))
+        yield ""
+        if children:
+            yield from ("## Parts", "")
+            for child in children:
+                yield f"- [{_plain(child.name)}](<{child.folder.name}/{NODE_FILE}>), {self._size(child)}"
+        else:
+            yield from ("## Documents", "", "Ids, one JSON string a line:", "", "```json")
+            leaves = np.arange(len(self._places.leaf_start) - 1)
+            under = self._tree.ancestors(len(self._tree.levels), leaves)[:, page.level] == page.node
+            for leaf in leaves[under]:
+                yield from (json.dumps(each.id) for each in self._documents(self._places.documents_of(leaf).tolist()))
+            yield "```"
 
 
 def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
@@ -121,7 +115,7 @@ def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
         NotThereError: the index has no tree.
     """
     with new_folder(folder) as new, index.state.reading() as reader:
-        return Skills(index, reader, levels).write(_Page(0, 0, index.path.absolute().name, new))
+        return _Skills(index, reader, levels).write(_Page(0, 0, index.path.absolute().name, new))
 
 
 def typical_sentence(text: str, words: Iterable[str]) -> str:
@@ -134,12 +128,6 @@ def typical_sentence(text: str, words: Iterable[str]) -> str:
     sentences = [each for each in SENTENCE_END.split(text[:READ_CHARACTERS]) if each.strip()] or [""]
     best = max(sentences, key=lambda each: len(wanted.intersection(map(str.lower, ANY_WORD.findall(each)))))
     return best if len(best) <= SENTENCE_CHARACTERS else f"{best[:SENTENCE_CHARACTERS]}…"
-
-
-def _front(name: str, about: str) -> tuple[str, ...]:
-    """Return what agents read first of a skill: a name of letters, digits and hyphens, and what it is good for."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:64] or "documents"
-    return ("---", f"name: {slug}", f"description: {json.dumps(CONTROL.sub(' ', about)[:1000])}", "---", "")
 
 
 def _safe(words: Iterable[str]) -> str:
