@@ -33,8 +33,7 @@ from hce.index.index import Index
 from hce.milvus import engine as milvus
 from hce.milvus import mirror, replica
 from hce.milvus.engine import DOCUMENTS, LOG, PASSAGES, Address, Collection, Milvus, MilvusEngine, MilvusRow, is_address
-from hce.milvus.mirror import POINTER_FILE, Pointer
-from hce.milvus.rows import pieces_of
+from hce.milvus.mirror import POINTER_FILE, Pointer, pieces_of
 from hce.search.engine import Found
 from hce.web.app import create_app
 from hce.web.guard import rules_for
@@ -300,7 +299,7 @@ def test_large_requests_are_cut_up(real_server):
     assert sum(1 for _ in collection.rows_between(milvus.DOCUMENTS, 1, 1101, ("number", "document", "part"))) == 1100
     collection.put(milvus.DOCUMENTS, rows[:5], again=True)
     assert [row.number for row in collection.rows_between(milvus.DOCUMENTS, 1, 6)] == [1, 2, 3, 4, 5, 6]
-    server.drop("large_1")
+    server.call("drop_collection", "large_1")
     server.close()
 
 

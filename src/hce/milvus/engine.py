@@ -1,8 +1,8 @@
 """Vectors and contents by number in a collection of Milvus, on other machines or in a file of this one.
 
-Only the address differs between a server (`http://HOST:19530`) and the embedded engine (a path that ends in `.db`);
-behind `#` stands the name of the collection, `hce` by default. That name is an alias: a collection is filled under a
-name of its own, and readers see it when the alias is set to it.
+Only the address differs between a server (`http://HOST:19530`) and the embedded engine (a path that ends in `.db`). The
+collection's name follows after `#`, by default `hce`. That name is an alias: a collection is filled under a name of its
+own, and readers see it when the alias is set to it.
 
 Every vector is compared with a query (Milvus's FLAT), so a search is exact, under filters too. Milvus leaves ties in
 any order, and a server's scores differ from the embedded engine's in the last digit: candidates are scored again here.
@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,7 +33,8 @@ REQUEST_BYTES = 16 << 20  # Milvus takes 64 MB; half of that and more is left fo
 MOST_ROWS = 2000  # in one request
 PIECE = 60_000  # bytes of a text in one row; Milvus takes 65,535
 FEWEST, MOST_DIMENSIONS = 2, 32_768
-FIELDS = ("number", "document", "part", "content")
+PLACE = ("number", "document", "part")  # fields of a row
+FIELDS = (*PLACE, "content")
 TOO_LARGE = re.compile("larger than|exceed|RESOURCE_EXHAUSTED")  # what a server says of a request or of its answer
 NOT_LOADED = re.compile("released|not ?loaded", re.IGNORECASE)
 GONE = re.compile("collection not found|can't find collection", re.IGNORECASE)
@@ -53,13 +54,10 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str | Path) -> Address:
-        """Read an address as users write it.
+        """Read an address as users write it; InputError if it is none.
 
         >>> Address.parse("http://search.example.org:19530#papers")
         Address(uri='http://search.example.org:19530', name='papers')
-
-        Raises:
-            InputError: the text is no address.
         """
         place, _, name = str(text).partition("#")
         name = name or NAME
@@ -85,10 +83,10 @@ class MilvusRow(NamedTuple):
     """What a partition keeps under a number.
 
     Attributes:
-        document: the number of the document that it belongs to.
+        document: the number of its document.
         part: how many pieces a content has, or which of them this is.
         content: a text of at most `PIECE` bytes.
-        vector: of shape (n,); None of a row that is not found by meaning.
+        vector: of shape (n,); None if the row is not found by meaning.
     """
 
     number: int
@@ -99,7 +97,7 @@ class MilvusRow(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A part of a collection with a range of keys of its own; Milvus does not keep the keys of partitions apart."""
+    """A part of a collection with its own range of keys, since Milvus does not separate the keys of partitions."""
 
     name: str
     base: int
@@ -115,10 +113,9 @@ PIECES = Partition("pieces", 1 << 60)  # of documents whose content does not fit
 PASSAGES = Partition("passages", 1 << 61)
 FILES = Partition("files", 1 << 62)
 LOG = Partition("log", 0, -1)
-PARTITIONS = (DOCUMENTS, PIECES, PASSAGES, FILES, LOG)
 
 
-# ----------------------------------------------------------------------------------------- the server
+# ------------------------------------------------------------------------------------------------- the server
 
 
 class Milvus:
@@ -136,13 +133,9 @@ class Milvus:
         self._client = None
 
     def ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
-        """Call `what` with the client, and wait while the server is away or starting.
+        """Call `what` with the client, and wait up to `PATIENCE` seconds while the server is away or starting.
 
         Unless it may be done `again`, it is tried once: a server that did it can go away before it says so.
-
-        Raises:
-            AwayError: it was not done within `PATIENCE`.
-            GoneOnError: its collection was dropped.
         """
         end, pause = time.monotonic() + PATIENCE, 0.1
         while True:
@@ -152,19 +145,33 @@ class Milvus:
             except HceError:
                 raise
             except Exception as error:  # pymilvus, grpc and the embedded engine have no base in common
+                reason = _reason(error)
                 if GONE.search(str(error)):
-                    raise GoneOnError(f"{self.address}: the collection is gone ({_reason(error)})") from error
+                    raise GoneOnError(f"{self.address}: the collection is gone ({reason})") from error
                 if not again or TOO_LARGE.search(str(error)) or time.monotonic() + pause > end:
-                    raise self._away(error) from error
+                    advice = "check the address, and that it is running"
+                    if self.address.uri.endswith(".db"):
+                        advice = "only one process at a time can have the file open: end the other, or use a server"
+                    raise AwayError(
+                        f"{self.address}: Milvus does not do what it is asked for ({reason}); {advice}"
+                    ) from error
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
-    def _away(self, error: Exception) -> AwayError:
-        """Say in one line what is wrong, and what to do."""
-        advice = "check the address, and that it is running"
-        if self.address.uri.endswith(".db"):
-            advice = "only one process at a time can have the file open: end the other, or use a server"
-        return AwayError(f"{self.address}: Milvus does not do what it is asked for ({_reason(error)}); {advice}")
+    def call(self, method: str, name: str, *args: Any, again: bool = True, **options: Any) -> Any:
+        """Call a method of the client about a collection or an alias; a restarted server loads the collection first."""
+        options = {"timeout": PATIENCE, **options}
+
+        def act(client: Any) -> Any:
+            try:
+                return getattr(client, method)(name, *args, **options)
+            except Exception as error:
+                if not NOT_LOADED.search(str(error)):
+                    raise
+                client.load_collection(name, timeout=PATIENCE)
+                return getattr(client, method)(name, *args, **options)
+
+        return self.ask(act, again=again)
 
     def _connected(self) -> Any:
         if self._client is None or self._process != os.getpid():
@@ -172,18 +179,11 @@ class Milvus:
         return self._client
 
     def current(self) -> str | None:
-        """Return the collection that the name stands for, if any.
-
-        Raises `InputError` if hce did not make it.
-        """
+        """Return the collection that the name stands for, if any; InputError if hce did not make it."""
         name = self.address.name
-
-        def find(client: Any) -> str | None:
-            if not client.has_collection(name, timeout=PATIENCE):
-                return None
-            return str(client.describe_collection(name, timeout=PATIENCE)["collection_name"])
-
-        found = self.ask(find)
+        if not self.call("has_collection", name):
+            return None
+        found = str(self.call("describe_collection", name)["collection_name"])
         if found == name:
             raise InputError(f"{self.address}: the collection {name!r} is not of hce; choose another name behind #")
         return found
@@ -191,20 +191,12 @@ class Milvus:
     def now(self) -> int:
         """Return the present moment of Milvus's own clock; 0 if it has none.
 
-        No public name of pymilvus asks for it; a version that has another one is read from as one without a clock.
+        No public name of pymilvus asks for it. A version without this private one is read like one without a clock.
         """
         try:
             return int(self.ask(lambda client: client._get_connection().alloc_timestamp(timeout=PATIENCE)))
         except (AttributeError, TypeError):
             return 0
-
-    def exists(self, collection: str) -> bool:
-        """Return whether there is a collection."""
-        return bool(self.ask(lambda client: client.has_collection(collection, timeout=PATIENCE)))
-
-    def new_name(self) -> str:
-        """Return a new name for a collection."""
-        return f"{self.address.name}_{secrets.token_hex(6)}"
 
     def create(self, collection: str, dim: int) -> None:
         """Make an empty collection for vectors of a length, and drop one that was begun."""
@@ -216,28 +208,21 @@ class Milvus:
         """Make the name stand for a collection, and drop the one that it stood for."""
         name, before = self.address.name, self.current()
         if before is None:
-            self.ask(lambda client: client.create_alias(collection, name, timeout=PATIENCE))
+            self.call("create_alias", collection, name)
         elif before != collection:
-            self.ask(lambda client: client.alter_alias(collection, name, timeout=PATIENCE))
-            self.drop(before)
+            self.call("alter_alias", collection, name)
+            self.call("drop_collection", before)
 
     def withdraw(self) -> None:
         """Drop the collection that the name stands for, and the name."""
         before = self.current()
         if before is not None:
-            self.ask(lambda client: client.drop_alias(self.address.name, timeout=PATIENCE))
-            self.drop(before)
-
-    def drop(self, collection: str) -> None:
-        """Drop a collection that no name stands for."""
-        self.ask(lambda client: client.drop_collection(collection, timeout=PATIENCE))
+            self.call("drop_alias", self.address.name)
+            self.call("drop_collection", before)
 
 
 def _client(address: Address) -> Any:
-    """Connect.
-
-    The password, where there is one, is in the environment and in no file.
-    """
+    """Connect; the password, if there is one, is in the environment and in no file."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors say what goes wrong
     with needs_extra("milvus", str(address)):
         import pymilvus
@@ -254,13 +239,12 @@ def _create(client: Any, collection: str, dim: int) -> None:
     if client.has_collection(collection, timeout=PATIENCE):  # of an attempt that was cut off
         client.drop_collection(collection, timeout=PATIENCE)
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
-    schema.add_field("number", DataType.INT64, is_primary=True)
-    schema.add_field("document", DataType.INT64)
-    schema.add_field("part", DataType.INT64)
+    for name in PLACE:
+        schema.add_field(name, DataType.INT64, is_primary=name == "number")
     schema.add_field("content", DataType.VARCHAR, max_length=65_535)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
     client.create_collection(collection, schema=schema, consistency_level="Strong", timeout=PATIENCE)
-    for partition in PARTITIONS:
+    for partition in (DOCUMENTS, PIECES, PASSAGES, FILES, LOG):
         client.create_partition(collection, partition.name, timeout=PATIENCE)
     index = client.prepare_index_params()
     index.add_index("vector", index_type="FLAT", metric_type="IP")
@@ -275,7 +259,7 @@ def _reason(error: Exception) -> str:
     return one_line(ValueError(re.sub(r"\[\w+\] Retry [^,]*, ?|message=|<|>", "", text)))
 
 
-# ----------------------------------------------------------------------------------------- one collection
+# ------------------------------------------------------------------------------------------------- one collection
 
 
 @dataclass(eq=False)
@@ -283,9 +267,6 @@ class Collection:
     """Rows in the partitions of one collection.
 
     Attributes:
-        server: where the collection is.
-        name: its own.
-        dim: the length of a vector.
         since: reads see all that was written before this moment of Milvus's clock; 0: all at all, which takes longer.
     """
 
@@ -294,27 +275,12 @@ class Collection:
     dim: int
     since: int = 0
 
-    def _call(self, method: str, partition: Partition, options: dict[str, Any]) -> Any:
+    def _read(self, method: str, partition: Partition, **options: Any) -> Any:
         """Read all up to `since`; a strong read waits for the clock of the data, 0.2 to 0.4 s each time."""
-        place = {"partition_names": [partition.name], "timeout": PATIENCE}
-        consistency: dict[str, Any] = {"consistency_level": "Strong"}
+        options["consistency_level"] = "Customized" if self.since else "Strong"
         if self.since:
-            consistency = {"consistency_level": "Customized", "guarantee_timestamp": self.since}
-        return self._ask(lambda client: getattr(client, method)(self.name, **options, **place, **consistency))
-
-    def _ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
-        """Call Milvus about the collection; a restarted server has to load it first."""
-
-        def loaded(client: Any) -> Result:
-            try:
-                return what(client)
-            except Exception as error:
-                if not NOT_LOADED.search(str(error)):
-                    raise
-                client.load_collection(self.name, timeout=PATIENCE)
-                return what(client)
-
-        return self.server.ask(loaded, again=again)
+            options["guarantee_timestamp"] = self.since
+        return self.server.call(method, self.name, partition_names=[partition.name], **options)
 
     def put(self, partition: Partition, rows: Iterable[MilvusRow], *, again: bool = False) -> None:
         """Write rows, in requests that Milvus takes; with `again`, some of their numbers may be there already.
@@ -322,6 +288,7 @@ class Collection:
         Raises:
             AwayError: the server is away; some of the rows may be there, and have to be written `again`.
         """
+        place: dict[str, Any] = {"partition_name": partition.name, "timeout": 3 * PATIENCE}
         nothing = np.zeros(self.dim, np.float32)
         for batch in _batches(rows, 4 * self.dim):
             data = [
@@ -336,28 +303,18 @@ class Collection:
             ]
             if not again:
                 try:
-                    self._write("insert", partition, data)
+                    self.server.call("insert", self.name, data, again=False, **place)
                     continue
                 except AwayError:
                     again = True  # some of them may have been written before it went away
-            self._write("upsert", partition, data)
-
-    def _write(self, method: str, partition: Partition, data: list[dict[str, Any]]) -> None:
-        """Insert rows, which may be done once, or upsert them, which may be done again."""
-
-        def write(client: Any) -> Any:
-            place = {"partition_name": partition.name, "timeout": 3 * PATIENCE}
-            return getattr(client, method)(self.name, data, **place)
-
-        self._ask(write, again=method == "upsert")
+            self.server.call("upsert", self.name, data, **place)
 
     def delete(self, partition: Partition, numbers: Iterable[int]) -> None:
         """Delete rows; numbers that are not there are skipped."""
         keys = [partition.key(int(number)) for number in numbers]
-        place = {"partition_name": partition.name, "timeout": PATIENCE}
         for start in range(0, len(keys), MOST_FOUND):
-            place["filter"] = _among(keys[start : start + MOST_FOUND])
-            self._ask(lambda client: client.delete(self.name, **place))
+            condition = f"number in {keys[start : start + MOST_FOUND]}"
+            self.server.call("delete", self.name, partition_name=partition.name, filter=condition)
 
     def rows_between(
         self, partition: Partition, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
@@ -365,12 +322,12 @@ class Collection:
         """Read the rows, or those of documents, with numbers from `first` to `last`."""
 
         def condition(start: int, stop: int) -> str:
-            low, high = (start, stop) if of_documents else sorted((partition.key(start), partition.key(stop)))
-            field = "document" if of_documents else "number"
-            return f"{field} >= {low} and {field} <= {high}"
+            if of_documents:
+                return f"document >= {start} and document <= {stop}"
+            low, high = sorted((partition.key(start), partition.key(stop)))
+            return f"number >= {low} and number <= {high}"
 
-        for found in self._in_blocks(partition, first, last, fields, condition):
-            yield from (found[number] for number in sorted(found))
+        return self._in_blocks(partition, first, last, fields, condition)
 
     def rows_of(
         self, partition: Partition, documents: Sequence[int], fields: Sequence[str] = FIELDS
@@ -381,12 +338,57 @@ class Collection:
             return f"document in {[int(number) for number in documents[start : stop + 1]]}"
 
         blocks = self._in_blocks(partition, 0, len(documents) - 1, fields, condition)
-        found = {number: row for block in blocks for number, row in block.items()}
+        return sorted(blocks, key=attrgetter("number"))
+
+    def rows_after(self, partition: Partition, after: int) -> list[MilvusRow]:
+        """Read the rows with numbers above `after`, in order."""
+        found = self._query(partition, f"number {'<' if partition.step < 0 else '>'} {partition.key(after)}")
         return [found[number] for number in sorted(found)]
+
+    def vectors(self, partition: Partition, numbers: np.ndarray) -> np.ndarray:
+        """Return the vectors of some numbers, of shape (m, n), float32; GoneOnError if one is not there any more."""
+        wanted = np.unique(numbers).tolist()
+        at_once = max(1, min(MOST_FOUND, REQUEST_BYTES // (4 * self.dim)))
+        found: dict[int, MilvusRow] = {}
+        for start in range(0, len(wanted), at_once):
+            keys = [partition.key(number) for number in wanted[start : start + at_once]]
+            found |= self._query(partition, f"number in {keys}", fields=(*PLACE, "vector"))
+        if len(found) < len(wanted):
+            raise GoneOnError(f"{self.server.address}: a document is gone")
+        rows = [found[number].vector for number in numbers.tolist()]
+        return np.array(rows, np.float32).reshape(len(rows), self.dim)
+
+    def nearest(self, partition: Partition, queries: np.ndarray, count: int, condition: str) -> Found:
+        """Find the `count` nearest of each query under a condition on keys, in any order; GoneOnError if too few."""
+        with_vectors = 4 * self.dim * count <= REQUEST_BYTES
+        at_once = max(1, REQUEST_BYTES // (4 * self.dim * count)) if with_vectors else 1
+        numbers = np.empty((len(queries), count), np.int64)
+        scores = np.empty((len(queries), count), np.float32)
+        for start in range(0, len(queries), at_once):
+            hits = self._read(
+                "search",
+                partition,
+                data=list(np.ascontiguousarray(queries[start : start + at_once], np.float32)),
+                limit=count,
+                filter=condition,
+                output_fields=["number", "vector"] if with_vectors else ["number"],
+                search_params={"metric_type": "IP"},
+            )
+            for row, of_one in enumerate(hits, start):
+                if len(of_one) < count:
+                    raise GoneOnError(f"{self.server.address}: {len(of_one)} of {count} documents are there")
+                keys = [int(hit["number"] if "number" in hit else hit["id"]) for hit in of_one]  # older servers: id
+                numbers[row] = [partition.step * (key - partition.base) for key in keys]
+                if with_vectors:
+                    vectors = np.array([hit["entity"]["vector"] for hit in of_one], np.float32)
+                else:
+                    vectors = self.vectors(partition, numbers[row])
+                scores[row] = scores_with(vectors, queries[row])
+        return Found(numbers, scores)
 
     def _in_blocks(
         self, partition: Partition, first: int, last: int, fields: Sequence[str], condition: Callable[[int, int], str]
-    ) -> Iterator[dict[int, MilvusRow]]:
+    ) -> Iterator[MilvusRow]:
         """Read from `first` to `last` in blocks, smaller ones after too large an answer."""
         start, at_once = first, MOST_ROWS
         while start <= last:
@@ -401,65 +403,13 @@ class Collection:
             if is_cut_off and at_once > 1:
                 at_once = max(1, at_once // 8)
                 continue
-            yield found
+            yield from (found[number] for number in sorted(found))
             start = stop + 1
 
-    def vectors(self, partition: Partition, numbers: np.ndarray) -> np.ndarray:
-        """Return the vectors of some numbers, of shape (m, n), float32.
-
-        Raises `GoneOnError` if one is not there any more.
-        """
-        if not len(numbers):
-            return np.empty((0, self.dim), np.float32)
-        wanted = np.unique(numbers).tolist()
-        at_once = max(1, min(MOST_FOUND, REQUEST_BYTES // (4 * self.dim)))
-        found: dict[int, MilvusRow] = {}
-        for start in range(0, len(wanted), at_once):
-            keys = [partition.key(number) for number in wanted[start : start + at_once]]
-            found |= self._query(partition, _among(keys), fields=("number", "document", "part", "vector"))
-        if len(found) < len(wanted):
-            raise GoneOnError(f"{self.server.address}: a document is gone")
-        return np.stack([found[number].vector for number in numbers.tolist()])  # type: ignore[misc]
-
-    def rows_after(self, partition: Partition, after: int) -> list[MilvusRow]:
-        """Read the rows with numbers above `after`, in order."""
-        key = partition.key(after)
-        found = self._query(partition, f"number {'<' if partition.step < 0 else '>'} {key}")
-        return [found[number] for number in sorted(found)]
-
-    def nearest(self, partition: Partition, queries: np.ndarray, count: int, condition: str) -> Found:
-        """Find the `count` nearest of each query under a condition on keys, in any order; GoneOnError if too few."""
-        with_vectors = 4 * self.dim * count <= REQUEST_BYTES
-        at_once = max(1, REQUEST_BYTES // (4 * self.dim * count)) if with_vectors else 1
-        numbers = np.empty((len(queries), count), np.int64)
-        scores = np.empty((len(queries), count), np.float32)
-        for start in range(0, len(queries), at_once):
-            block = queries[start : start + at_once]
-            options = {
-                "data": list(np.ascontiguousarray(block, np.float32)),
-                "limit": count,
-                "filter": condition,
-                "output_fields": ["number", "vector"] if with_vectors else ["number"],
-                "search_params": {"metric_type": "IP"},
-            }
-            hits = self._call("search", partition, options)
-            for row, of_one in enumerate(hits, start):
-                if len(of_one) < count:
-                    raise GoneOnError(f"{self.server.address}: {len(of_one)} of {count} documents are there")
-                numbers[row] = [partition.step * (_key(hit) - partition.base) for hit in of_one]
-                vectors = (
-                    np.array([hit["entity"]["vector"] for hit in of_one], np.float32)
-                    if with_vectors
-                    else self.vectors(partition, numbers[row])
-                )
-                scores[row] = scores_with(vectors, queries[row])
-        return Found(numbers, scores)
-
     def _query(self, partition: Partition, condition: str, *, fields: Sequence[str] = FIELDS) -> dict[int, MilvusRow]:
-        options = {"filter": condition, "output_fields": list(fields), "limit": MOST_FOUND}
-        answer = self._call("query", partition, options)
+        rows = self._read("query", partition, filter=condition, output_fields=list(fields), limit=MOST_FOUND)
         found = {}
-        for each in answer:
+        for each in rows:
             number = partition.step * (int(each["number"]) - partition.base)
             vector = np.array(each["vector"], np.float32) if "vector" in fields else None
             found[number] = MilvusRow(number, int(each["document"]), int(each["part"]), each.get("content", ""), vector)
@@ -480,15 +430,6 @@ def scores_with(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     return np.einsum("pn,pn->p", vectors, np.broadcast_to(query, vectors.shape))
 
 
-def _key(hit: dict[str, Any]) -> int:
-    """Return the key of what was found, which older servers do not call by its name."""
-    return int(hit["number"] if "number" in hit else hit["id"])
-
-
-def _among(keys: Sequence[int]) -> str:
-    return f"number in {list(keys)}"
-
-
 def _batches(rows: Iterable[MilvusRow], width: int) -> Iterator[list[MilvusRow]]:
     batch: list[MilvusRow] = []
     size = 0
@@ -503,7 +444,7 @@ def _batches(rows: Iterable[MilvusRow], width: int) -> Iterator[list[MilvusRow]]
         yield batch
 
 
-# ----------------------------------------------------------------------------------------- as an engine
+# ------------------------------------------------------------------------------------------------- as an engine
 
 
 @dataclass(eq=False)
@@ -511,11 +452,9 @@ class MilvusEngine:
     """The vectors of one partition at one moment, searched as any engine is.
 
     Attributes:
-        collection: where they are.
-        partition: which of them.
         count: how many there are.
-        last: the last number at that moment; what has come since is left out.
-        are_there: returns, for numbers of any shape, which there are at that moment: a removed one may not be deleted.
+        last: the last number at that moment; later ones are left out.
+        are_there: returns which numbers exist at that moment: a removed one may not be deleted yet.
     """
 
     collection: Collection
@@ -528,10 +467,7 @@ class MilvusEngine:
         return self.count
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors of the largest inner product.
-
-        Raises `GoneOnError` if the collection is of a later moment.
-        """
+        """Find the k vectors of the largest inner product; GoneOnError if the collection is of a later moment."""
         queries = np.ascontiguousarray(queries, np.float32)
         if allowed is None:
             return search_exactly(self._best, self.count, queries, k, SLACK)
@@ -540,10 +476,7 @@ class MilvusEngine:
         )
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return the inner products of a query with some vectors.
-
-        Raises `GoneOnError` if one is not there any more.
-        """
+        """Return the inner products of a query with some vectors; GoneOnError if one is not there any more."""
         return scores_with(self.collection.vectors(self.partition, numbers), query)
 
     def _best(self, queries: np.ndarray, count: int) -> Found:
@@ -561,13 +494,9 @@ class MilvusEngine:
             if (there.sum(axis=1) >= count).all():
                 return k_best(Found(np.where(there, found.numbers, -1), found.scores), count)
             extra = int((~there).sum(axis=1).max())
-        return self._best_among(queries, count, self._numbers())
-
-    def _numbers(self) -> np.ndarray:
-        """Return the numbers of all that there is at this moment."""
-        rows = self.collection.rows_between(self.partition, 1, self.last, ("number", "document", "part"))
-        numbers = np.fromiter((row.number for row in rows), np.int64)
-        return numbers[self.are_there(numbers)]
+        numbers = [row.number for row in self.collection.rows_between(self.partition, 1, self.last, PLACE)]
+        everything = np.array(numbers, np.int64)
+        return self._best_among(queries, count, everything[self.are_there(everything)])
 
     def _best_among(self, queries: np.ndarray, count: int, allowed: np.ndarray) -> Found:
         """Find the best of some numbers: in blocks, or further down among all."""
@@ -580,8 +509,7 @@ class MilvusEngine:
                     return k_best(Found(np.where(there, found.numbers, -1), found.scores), count)
         blocks = []
         for start in range(0, len(allowed), MOST_FOUND):
-            some = allowed[start : start + MOST_FOUND].tolist()
-            condition = _among([self.partition.key(number) for number in some])
-            blocks.append(self.collection.nearest(self.partition, queries, min(count, len(some)), condition))
+            keys = [self.partition.key(number) for number in allowed[start : start + MOST_FOUND].tolist()]
+            blocks.append(self.collection.nearest(self.partition, queries, min(count, len(keys)), f"number in {keys}"))
         together = Found(*(np.concatenate(columns, axis=1) for columns in zip(*blocks, strict=True)))
         return k_best(together, count)

@@ -8,26 +8,42 @@ collection's log, at most once in `REFRESH` seconds, which is how long a reader 
 
 from __future__ import annotations
 
+import base64
+import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, cast
 
 import numpy as np
 
+from hce.data.documents import Document
+from hce.data.text import Passage
 from hce.errors import FormatError, InputError
-from hce.files import ScratchFolder
+from hce.files import ScratchFolder, checked_fields, file_sha256
 from hce.index.derived import Derived
 from hce.index.index import Index, IndexState
-from hce.index.manifest import IndexStatus
+from hce.index.manifest import IndexStatus, Manifest
 from hce.index.ranking import Hit
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer, heeding_deadlines
-from hce.milvus.engine import DOCUMENTS, MOST_ROWS, PASSAGES, Address, Collection, GoneOnError, Milvus
-from hce.milvus.mirror import Mirror
-from hce.milvus.rows import Facts, LogEntry, fetch_files, read_documents, read_extents, read_facts, read_log
+from hce.milvus.engine import (
+    DOCUMENTS,
+    FILES,
+    LOG,
+    MOST_ROWS,
+    PASSAGES,
+    PIECES,
+    PLACE,
+    Address,
+    Collection,
+    GoneOnError,
+    Milvus,
+)
+from hce.milvus.mirror import ENTRY_BITS, FORMAT, MANY, Mirror, read_content
 from hce.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -35,8 +51,91 @@ if TYPE_CHECKING:
 
 REFRESH = 1.0  # seconds between two looks at the collection's log
 ATTEMPTS = 20  # at a search, where documents are removed meanwhile
-MANY = 10_000  # documents that take long enough to show how far they are
-WITH_VECTORS = ("number", "document", "part", "vector")
+
+
+# ------------------------------------------------------------------------------------------------- what a mirror wrote
+
+
+class Facts(NamedTuple):
+    """The manifest of the index in a collection, and the files of its encoder: see `hce.milvus.mirror.file_rows`."""
+
+    manifest: Manifest
+    files: dict[str, list[Any]]
+
+    @classmethod
+    def read(cls, collection: Collection) -> Facts:
+        """Read what a collection is made of; FormatError if it is not of hce, damaged, or of a newer version."""
+        address, content = collection.server.address, read_content(collection)
+        if not content:
+            raise FormatError(f"{address}: the collection is not of hce, or damaged")
+        if not isinstance(content.get("format"), int) or content["format"] > FORMAT:
+            raise FormatError(f"{address}: the collection was written by a newer version of hce; upgrade to read it")
+        try:
+            return cls(checked_fields(Manifest, content["manifest"]), dict(content["files"]))
+        except (FormatError, KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{address}: the collection is damaged ({error})") from error
+
+
+class LogEntry(NamedTuple):
+    """A moment in the log of a collection, and what was removed since the entry before."""
+
+    moment: Moment
+    removed: list[int]
+
+
+def read_log(collection: Collection, after: int) -> list[LogEntry]:
+    """Read the entries of changes after `after`; −1 for all of them."""
+    entries, removed = [], []
+    for row in collection.rows_after(LOG, (after + 2 << ENTRY_BITS) - 1):
+        content = json.loads(row.content)
+        removed += content["removed"]
+        if content["moment"] is not None:
+            entries.append(LogEntry(Moment(**content["moment"]), removed))
+            removed = []
+    return entries
+
+
+def read_documents(collection: Collection, first: int, last: int) -> dict[int, Document]:
+    """Read documents by number, without those that lost a piece by a removal."""
+    rows = list(collection.rows_between(DOCUMENTS, first, last))
+    contents = {row.number: [row.content] for row in rows}
+    if any(row.part > 1 for row in rows):
+        further = collection.rows_between(PIECES, first, last, of_documents=True)
+        for piece in sorted(further, key=attrgetter("document", "part")):
+            contents.get(piece.document, []).append(piece.content)
+    documents = {}
+    for row in rows:
+        if len(contents[row.number]) == row.part:
+            values = json.loads("".join(contents[row.number]))
+            documents[row.number] = Document(values["_id"], values["text"], values["title"], values["metadata"])
+    return documents
+
+
+def read_extents(
+    collection: Collection, first: int, last: int, documents: Mapping[int, Document]
+) -> dict[int, tuple[int, Passage]]:
+    """Read the places of passages: number → document's number and extent."""
+    rows = collection.rows_between(PASSAGES, first, last, of_documents=True)
+    return {row.number: (row.document, Passage(*json.loads(row.content))) for row in rows if row.document in documents}
+
+
+def fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Path) -> None:
+    """Fetch files into a new folder; FormatError if one has changed, or would be outside of the folder."""
+    address = collection.server.address
+    folder.mkdir()
+    for name, (size, known, first, last) in files.items():
+        path = (folder / name).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise FormatError(f"{address}: the collection is damaged (a file named {name!r})")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            for row in collection.rows_between(FILES, first, last):
+                file.write(base64.b64decode(row.content))
+        if path.stat().st_size != size or file_sha256(path) != known:
+            raise FormatError(f"{address}: {name} of the encoder is not as it was written; rebuild the index there")
+
+
+# ------------------------------------------------------------------------------------------------- the copy
 
 
 class _ReplicaReader(Reader):
@@ -68,7 +167,7 @@ class _ReplicaReader(Reader):
         return PassageVectors(numbers[chosen], documents[chosen], vectors)
 
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
-        rows = self.collection.rows_of(PASSAGES, list(documents), WITH_VECTORS)
+        rows = self.collection.rows_of(PASSAGES, list(documents), (*PLACE, "vector"))
         vectors = np.array([row.vector for row in rows], np.float32).reshape(len(rows), self.dim)
         numbers, of = (np.array([getattr(row, name) for row in rows], np.int64) for name in ("number", "document"))
         return PassageVectors(numbers, of, vectors)
@@ -101,12 +200,9 @@ class ReplicaStore(Store):
 
     @classmethod
     def open(cls, server: Milvus, folder: Path, has: str | None) -> ReplicaStore:
-        """Fetch all there is into an empty folder.
-
-        Raises `InputError` if it is of another encoder than the one here.
-        """
+        """Fetch all there is into an empty folder; InputError if another encoder than the one here made it."""
         collection = _current(server)
-        facts = read_facts(collection)
+        facts = Facts.read(collection)
         dim = facts.manifest.dim
         if has is not None and facts.manifest.fingerprint != has:
             raise InputError(
@@ -129,32 +225,25 @@ class ReplicaStore(Store):
             yield reader
 
     def look(self, *, now: bool = False) -> None:
-        """Copy what was written since, unless that was done a moment ago.
-
-        Raises `AwayError` if Milvus does not answer.
-        """
+        """Copy what was written since, unless that was done a moment ago; AwayError if Milvus does not answer."""
         with self._lock:
             if not now and time.monotonic() - self._looked < REFRESH:
                 return
             current = _current(self.server)
             if current.name != self.collection.name:
-                self._fill(current, read_facts(current))
+                self._fill(current, Facts.read(current))
             else:
                 self.collection.since = current.since
-                self._follow()
+                known = self.known()
+                if entries := read_log(self.collection, known.change):
+                    with self.writing() as writer:
+                        self._copy(writer, known.last, entries)
             self._looked = time.monotonic()
 
     def known(self) -> Moment:
         """Return the moment that was copied last."""
         with super().reading() as reader:
             return reader.moment()
-
-    def _follow(self) -> None:
-        known = self.known()
-        entries = read_log(self.collection, known.change)
-        if entries:
-            with self.writing() as writer:
-                self._copy(writer, known.last, entries)
 
     def _fill(self, collection: Collection, facts: Facts) -> None:
         """Fetch encoder and documents of a collection, and drop any that are here."""

@@ -378,8 +378,8 @@ def drop(folder: Path, address: str) -> None:
     try:
         if pointer is not None and server.current() == pointer.collection:
             server.withdraw()
-        elif pointer is not None and server.exists(pointer.collection):
-            server.drop(pointer.collection)
+        elif pointer is not None and server.call("has_collection", pointer.collection):
+            server.call("drop_collection", pointer.collection)
     finally:
         server.close()
 
