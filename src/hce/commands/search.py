@@ -252,7 +252,6 @@ def _drift_lines(drift: Drift) -> dict[str, str]:
             lines[f"  {name}"] = (
                 f"{kind.documents:,} documents: cosine to a leaf {kind.cosine:.3f} ± {kind.spread:.3f}, "
                 f"astray {kind.astray:.0%}, found by a piece of their text {found}"
-                + ("" if kind.unknown is None else f", words without a vector {kind.unknown:.0%}")
             )
     if drift.grown:
         lines["grew"] = f"\n{'':<11}".join(map(_grown, drift.grown))

@@ -43,6 +43,8 @@ class Worker(Thread):
     def wake(self) -> None:
         """Have the work done, once more if it is under way."""
         self._wanted.set()
+        if self.ident is None:
+            self.start()
 
     def stop(self) -> None:
         """Have the thread end, and wait for it."""
@@ -83,12 +85,7 @@ DOCUMENTS_AT_ONCE = 64  # a query waits for no more than these
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether there is a ranking to compare with.
-
-    Attributes:
-        state: ready; preparing (`done` of `total` documents are encoded); or off, and `reason` says why.
-        encoder: the untrained encoder's name.
-    """
+    """Whether there is a ranking by the untrained `encoder`: `done` of `total` documents are encoded, or why not."""
 
     state: Literal["off", "preparing", "ready"]
     encoder: str | None = None
@@ -144,16 +141,6 @@ class VectorsByContent(NamedTuple):
         """Keep the vectors for the next server, if possible."""
         keep_arrays(path, self._asdict(), {"encoder": encoder.fingerprint})
 
-    def only(self, contents: np.ndarray) -> VectorsByContent:
-        """Return the vectors of some texts."""
-        kept = np.isin(self.contents, contents)
-        return self if kept.all() else VectorsByContent(self.contents[kept], self.vectors[kept])
-
-    def rows_of(self, contents: np.ndarray) -> np.ndarray:
-        """Return the row of each text; all are here."""
-        order = np.argsort(self.contents)
-        return order[np.searchsorted(self.contents, contents, sorter=order)]
-
 
 class _Prepared(NamedTuple):
     """What a ranking needs: the documents of a moment, and the row of each among the vectors of an encoder."""
@@ -181,7 +168,6 @@ class Untrained:
         """Begin to prepare in the background, if there is something to compare with."""
         if self.spec and self._worker.ident is None:  # else it was started before
             self._prepare()
-            self._worker.start()
 
     def stop(self) -> None:
         """End the background work; what is encoded so far is kept."""
@@ -190,7 +176,10 @@ class Untrained:
     def readiness(self) -> Readiness:
         """Return whether there is a ranking now, and have it catch up if it is behind."""
         if self.spec != self.index.state.manifest.base_encoder:  # the index was reindexed
-            self._start_over()
+            self.spec = self.index.state.manifest.base_encoder
+            self._readiness, self._prepared, self._encoder = NOT_TRAINED, None, None
+            if self.spec:
+                self._prepare()
         if self._readiness.state == "ready" and self._prepared is not None:
             with self.index.state.reading() as reader:
                 is_behind = self._prepared.moment != reader.moment()
@@ -211,16 +200,6 @@ class Untrained:
                 kept = np.isin(numbers, reader.numbers_where(conditions))
             numbers, scores = numbers[kept], scores[kept]
         return Ranking(numbers, scores, np.argsort(-scores, kind="stable"))
-
-    def _start_over(self) -> None:
-        """Prepare another encoder, if there is one, and drop what is known of the last."""
-        self.spec = self.index.state.manifest.base_encoder
-        self._readiness = NOT_TRAINED
-        self._prepared = self._encoder = None
-        if self._worker.ident is None:
-            self.start()
-        elif self.spec:
-            self._prepare()
 
     def _prepare(self) -> None:
         self._readiness = Readiness("preparing", self.spec, total=len(self.index))
@@ -246,8 +225,9 @@ class Untrained:
         while True:
             with self.index.state.reading() as reader:
                 moment, (numbers, contents) = reader.moment(), reader.contents()
-            known = known.only(contents)
-            is_missing = ~np.isin(contents, known.contents)
+            is_used, is_missing = np.isin(known.contents, contents), ~np.isin(contents, known.contents)
+            if not is_used.all():
+                known = VectorsByContent(known.contents[is_used], known.vectors[is_used])
             if not is_missing.any():
                 break
             missing = dict(zip(numbers[is_missing].tolist(), contents[is_missing].tolist(), strict=True))
@@ -256,7 +236,9 @@ class Untrained:
             if self._worker.is_stopping():
                 return
         if encoder is self._encoder:  # else another one was taken up meanwhile
-            self._prepared = _Prepared(moment, numbers, known.rows_of(contents), known, encoder)
+            order = np.argsort(known.contents)
+            rows = order[np.searchsorted(known.contents, contents, sorter=order)]
+            self._prepared = _Prepared(moment, numbers, rows, known, encoder)
             self._readiness = Readiness("ready", self.spec, done=len(numbers), total=len(numbers))
 
     def _with_vectors_of(
@@ -302,11 +284,7 @@ NOT_READY = "the map is not ready yet; /api/map says how far it is"
 
 @dataclass(frozen=True)
 class MapReadiness:
-    """Whether there is a map.
-
-    Attributes:
-        state: ready; preparing (`share` of the work is done); or off, and `reason` says why.
-    """
+    """Whether there is a map: `share` of the work is done, or `reason` says why there is none."""
 
     state: Literal["off", "preparing", "ready"]
     share: float = 0.0
@@ -314,13 +292,7 @@ class MapReadiness:
 
 
 class Drawn(NamedTuple):
-    """The documents on the map at one moment.
-
-    Attributes:
-        numbers: of the documents, rising, of shape (M,), int64.
-        places: in the unit square, of shape (M, 2), float32.
-        nodes: the node of each at the map's level, of shape (M,), int64.
-    """
+    """The documents on the map at one moment: by number, rising, place in the unit square (M, 2), and node (M,)."""
 
     numbers: np.ndarray
     places: np.ndarray
@@ -359,9 +331,7 @@ class _Sheet(NamedTuple):
     kept: StoredMap
     cells: Cells
 
-    @property
-    def level(self) -> int:
-        return site_level(self.tree.hierarchy)
+    level: int
 
 
 class MapNow(NamedTuple):
@@ -433,8 +403,6 @@ class DocumentMap:
         with self._lock:
             if self._wanted is not tree:
                 self._wanted, self._readiness, self._sheet, self._now = tree, MapReadiness("preparing"), None, None
-                if self._worker.ident is None:
-                    self._worker.start()
                 self._worker.wake()
             return self._readiness
 
@@ -477,7 +445,7 @@ class DocumentMap:
         if kept is None:
             kept = self._lay_out(tree)
             kept.write(path, fingerprint)
-        return _Sheet(tree, kept, cells(kept.sites))
+        return _Sheet(tree, kept, cells(kept.sites), site_level(tree.hierarchy))
 
     def _lay_out(self, tree: NumberedHierarchy) -> StoredMap:
         with self.live.index.state.reading() as reader:

@@ -10,19 +10,18 @@ earlier ones, by more than chance. A later document goes where a walk down the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hce.data.documents import Document
 from hce.data.text import cut_span
 from hce.encoding.tables import Side
 from hce.index.index import IndexEncoder
 from hce.index.manifest import Manifest
 from hce.index.store import Reader
-from hce.index.tree import ROWS_AT_ONCE, NumberedHierarchy, are_few
+from hce.index.tree import ROWS_AT_ONCE, NumberedHierarchy
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 from hce.tree.hierarchy import Hierarchy
 
@@ -60,7 +59,6 @@ class Population(NamedTuple):
         found: the share of pieces of text (16 tokens) that find the document they were cut from among the first ten;
             of old documents only those that training held out; None for too few.
         asked: how many pieces were tried.
-        unknown: the share of words that the encoder's word table lacks; None if it has no such table.
     """
 
     documents: int
@@ -69,7 +67,6 @@ class Population(NamedTuple):
     astray: float
     found: float | None
     asked: int
-    unknown: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,6 @@ class Drift:
         reasons: why, one sentence each.
         old: documents that were there at training.
         new: documents that came later.
-        fullest: the share of the new documents in the leaf that most of them went to.
         outside: how many documents the tree was not grown from.
         grown: the regions of the tree that most of these went to.
     """
@@ -111,7 +107,6 @@ class Drift:
     reasons: tuple[str, ...]
     old: Population | None = None
     new: Population | None = None
-    fullest: float = 0.0
     outside: int = 0
     grown: tuple[GrownNode, ...] = ()
 
@@ -127,9 +122,9 @@ def drift_of(
     """Compare the documents that came after an index's encoder with the others."""
     if tree is None or tree.hierarchy.depth < 2:
         return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
-    numbers, vectors = vectors_by_row(reader)
+    numbers, last = reader.numbers(), manifest.last_familiar
     trained = ModelFacts.find(encoder.index_folder / f"{IN_AN_INDEX}{manifest.suffix}")
-    held_out = [number for number, _ in reader.present(trained.held_out if trained else []).values()]
+    held_out = [number for number, _ in reader.present(trained.held_out if trained else []).values() if number <= last]
 
     def texts(rows: np.ndarray) -> list[str]:
         documents = reader.documents(numbers[rows].tolist())
@@ -138,12 +133,11 @@ def drift_of(
     drift = measure_drift(
         tree.hierarchy,
         _places(tree.numbers, numbers),
-        vectors,
-        numbers > manifest.last_familiar,
-        _places(np.array(sorted(number for number in held_out if number <= manifest.last_familiar), np.int64), numbers),
+        lambda rows: reader.vectors_at(numbers[rows]),
+        numbers > last,
+        _places(np.array(sorted(held_out), np.int64), numbers),
         texts,
         encoder.encode,
-        encoder.encoder().unknown_share,
         seed,
     )
     return replace(drift, grown=growth_of(reader, tree))
@@ -158,25 +152,23 @@ def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 def measure_drift(
     hierarchy: Hierarchy,
     tree_rows: np.ndarray,
-    vectors: np.ndarray | StoredVectors,
+    vectors_at: Callable[[np.ndarray], np.ndarray],
     is_new: np.ndarray,
     held_out: np.ndarray,
     texts: Callable[[np.ndarray], Sequence[str]],
     encode: Callable[[Sequence[str], Side], np.ndarray],
-    unknown_share: Callable[[Sequence[str]], float | None] = lambda texts: None,
     seed: int = 0,
 ) -> Drift:
     """Compare the documents that came after training with the others.
 
     Args:
         hierarchy: the tree.
-        tree_rows: for each of the tree's documents the row in `vectors`, or −1 if the document is gone.
-        vectors: of all documents, unit rows of shape (N, n).
+        tree_rows: for each of the tree's documents its row, or −1 if the document is gone.
+        vectors_at: returns the vectors of some rows, of shape (rows, n).
         is_new: which rows were not trained on, of shape (N,), bool.
         held_out: rows of old documents that were not trained on either.
         texts: returns the texts of some rows.
         encode: encodes texts of a side to unit rows, as the vectors were.
-        unknown_share: returns the share of the words of some texts that the encoder has no vector for, or None.
         seed: of the samples.
     """
     rng = np.random.default_rng(seed)
@@ -184,43 +176,53 @@ def measure_drift(
     if not len(new_rows):
         return Drift("ok", ("nothing new yet",))
     if min(len(old_rows), len(new_rows)) < LEAST:
-        return Drift("unknown", (f"{len(new_rows)} documents are new; {LEAST} or more are needed to tell",))
-    leaves = _Leaves(hierarchy, tree_rows, vectors)
-    pool = np.sort(rng.choice(len(vectors), min(len(vectors), POOL), replace=False))
+        return Drift("unknown", (f"{len(new_rows)} documents are new; a verdict needs {LEAST} or more",))
+    leaves = _Leaves(hierarchy, tree_rows, vectors_at, len(is_new))
 
-    def look_at(rows: np.ndarray, unread: np.ndarray) -> tuple[Population, np.ndarray]:
-        """Return what samples of these rows show, and their leaves."""
-        sample = np.sort(rng.choice(rows, min(len(rows), SAMPLE), replace=False))
-        cosine, leaf, astray = leaves.place(vectors[sample], sample)
-        asked = np.sort(rng.choice(unread, min(len(unread), SPANS), replace=False))
-        found = _found(asked, texts(asked), vectors, pool, encode, rng) if len(asked) >= LEAST else None
-        cosines = float(cosine.mean()), float(cosine.std())
-        unknown = unknown_share(texts(np.sort(rng.choice(sample, min(len(sample), SPANS), replace=False))))
-        return Population(len(rows), *cosines, float(astray.mean()), found, len(asked), unknown), leaf
+    def some_of(rows: np.ndarray, count: int) -> np.ndarray:
+        return np.sort(rng.choice(rows, min(len(rows), count), replace=False))
 
-    old, _ = look_at(old_rows, held_out)
-    new, leaf = look_at(new_rows, new_rows)
-    return _judge(old, new, float(np.bincount(leaf).max() / len(leaf)), int((leaves.leaf_of < 0).sum()))
+    pool = some_of(np.arange(len(is_new)), POOL)
+
+    def look_at(rows: np.ndarray, unread: np.ndarray) -> Population:
+        """Return what samples of these rows show."""
+        sample, asked = some_of(rows, SAMPLE), some_of(unread, SPANS)
+        cosine, astray = leaves.place(vectors_at(sample), sample)
+        found = None
+        if len(asked) >= LEAST:
+            places = zip(texts(asked), rng.random(len(asked)), strict=True)
+            spans = [cut_span(text, SPAN_LENGTH, place) for text, place in places]
+            queries = encode([span.inside for span in spans], "query")
+            own = np.einsum("ij,ij->i", queries, encode([span.outside for span in spans], "document"))
+            scores = queries @ vectors_at(pool).T
+            scores[asked[:, None] == pool[None, :]] = -np.inf  # the document with the piece in it
+            found = float(((scores >= own[:, None]).sum(axis=1) < 10).mean())
+        return Population(len(rows), float(cosine.mean()), float(cosine.std()), float(astray.mean()), found, len(asked))
+
+    old, new = look_at(old_rows, held_out), look_at(new_rows, new_rows)
+    return _judge(old, new, int((leaves.leaf_of < 0).sum()))
 
 
 class _Leaves:
     """The leaves of a tree as sums of their members, so that a member can be taken out."""
 
-    def __init__(self, hierarchy: Hierarchy, tree_rows: np.ndarray, vectors: np.ndarray | StoredVectors) -> None:
+    def __init__(
+        self, hierarchy: Hierarchy, tree_rows: np.ndarray, vectors_at: Callable[[np.ndarray], np.ndarray], count: int
+    ) -> None:
         self.hierarchy = hierarchy
         present = tree_rows >= 0
         rows, leaf = tree_rows[present], hierarchy.document_parent[present]
-        self.leaf_of = np.full(len(vectors), -1, dtype=np.int64)
+        self.leaf_of = np.full(count, -1, dtype=np.int64)
         self.leaf_of[rows] = leaf
-        self.sums = np.zeros((hierarchy.node_count(hierarchy.depth - 1), vectors.shape[1]), dtype=np.float32)
+        self.sums = np.zeros(hierarchy.levels[-1].centroids.shape, np.float32)
         for start in range(0, len(rows), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
-            np.add.at(self.sums, leaf[some], vectors[rows[some]])
+            np.add.at(self.sums, leaf[some], vectors_at(rows[some]))
         lengths = np.linalg.norm(self.sums, axis=1, keepdims=True)
         self.centroids = self.sums / np.maximum(lengths, 1e-12)  # a leaf whose documents are all gone attracts nothing
 
-    def place(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the nearest leaf's cosine, that leaf, and whether a walk enters another node of level 1; each (B,)."""
+    def place(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nearest leaf's cosine, and whether a walk enters another node of level 1 than its; each (B,)."""
         scores = vectors @ self.centroids.T  # (B, leaves)
         own = self.leaf_of[rows]
         members = np.flatnonzero(own >= 0)
@@ -228,29 +230,11 @@ class _Leaves:
         lengths = np.linalg.norm(rest, axis=1)
         alone = np.einsum("ij,ij->i", rest, vectors[members]) / np.maximum(lengths, 1e-6)
         scores[members, own[members]] = np.where(lengths > 1e-3, alone, -1.0)  # nothing is left of a leaf of one
-        nearest = scores.argmax(axis=1)
-        above = self.hierarchy.ancestors(self.hierarchy.depth - 1, nearest)[:, 1]
-        return scores.max(axis=1), nearest, above != self.hierarchy.walk(vectors)[1][:, 0]
+        above = self.hierarchy.ancestors(self.hierarchy.depth - 1, scores.argmax(axis=1))[:, 1]
+        return scores.max(axis=1), above != self.hierarchy.walk(vectors)[1][:, 0]
 
 
-def _found(
-    rows: np.ndarray,
-    texts: Sequence[str],
-    vectors: np.ndarray | StoredVectors,
-    pool: np.ndarray,
-    encode: Callable[[Sequence[str], Side], np.ndarray],
-    rng: np.random.Generator,
-) -> float:
-    """Return the share of documents that a cut-out piece finds among the first ten."""
-    spans = [cut_span(text, SPAN_LENGTH, place) for text, place in zip(texts, rng.random(len(texts)), strict=True)]
-    asked = encode([span.inside for span in spans], "query")
-    own = np.einsum("ij,ij->i", asked, encode([span.outside for span in spans], "document"))
-    scores = asked @ np.asarray(vectors[pool]).T
-    scores[rows[:, None] == pool[None, :]] = -np.inf  # the document with the piece in it
-    return float(((scores >= own[:, None]).sum(axis=1) < 10).mean())
-
-
-def _judge(old: Population, new: Population, fullest: float, outside: int) -> Drift:
+def _judge(old: Population, new: Population, outside: int) -> Drift:
     retrain, recluster = [], []
     if old.cosine - new.cosine > FARTHER * old.spread:
         retrain.append(f"new documents lie farther from the leaves: cosine {new.cosine:.3f}, old ones {old.cosine:.3f}")
@@ -269,7 +253,7 @@ def _judge(old: Population, new: Population, fullest: float, outside: int) -> Dr
         recluster.append(f"the tree was grown from {inside:,} documents, and {outside:,} others have come since")
     verdict: Verdict = "retrain" if retrain else "re-cluster" if recluster else "ok"
     reasons = [*retrain, *recluster] or ["new documents fit in as well as old ones"]
-    return Drift(verdict, tuple(reasons), old, new, fullest, outside)
+    return Drift(verdict, tuple(reasons), old, new, outside)
 
 
 def _differ(higher: float, count: int, lower: float, other_count: int, least: float) -> bool:
@@ -278,11 +262,8 @@ def _differ(higher: float, count: int, lower: float, other_count: int, least: fl
     return bool(higher - lower > max(least, STANDARD_ERRORS * error))
 
 
-# ------------------------------------------------------------------------------------------------- growth
-
-
 def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode, ...]:
-    """Return the nodes of level 1 that grew by more than their share and chance."""
+    """Return the nodes of level 1 that grew by more than their share and chance, largest surplus first."""
     if tree is None or not tree.hierarchy.levels:
         return ()
     later, vectors = reader.vectors(after=int(tree.numbers.max(initial=0)))
@@ -292,66 +273,29 @@ def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode
     old, old_node_of = tree.numbers[kept], hierarchy.nodes_at(1)[kept]
     if not len(old):
         return ()
-    count = hierarchy.node_count(1)
-    node_of = hierarchy.walk(vectors)[1][:, 0]
+    count, node_of = hierarchy.node_count(1), hierarchy.walk(vectors)[1][:, 0]
     added, before = np.bincount(node_of, minlength=count), np.bincount(old_node_of, minlength=count)
     # Not all documents go to the node that clustering put them under, so old ones are sent down the tree as well.
     some = np.sort(np.random.default_rng(0).choice(old, min(len(old), WALKED), replace=False))
-    old_ones = np.bincount(hierarchy.walk(reader.vectors_at(some))[1][:, 0], minlength=count)
-    middles = hierarchy.levels[0].centroids
+    walked = np.bincount(hierarchy.walk(reader.vectors_at(some))[1][:, 0], minlength=count)
+    ratio = added.sum() / len(some)
+    surplus = added - walked * ratio
+    error = np.sqrt(np.maximum(walked * ratio, 1) * (1 + ratio))  # of what was added, and of what was expected
+    nodes = np.flatnonzero((added >= LEAST_GROWTH) & (surplus > STANDARD_ERRORS * error))
     regions = []
-    for node in _grown(old_ones, added):
+    for node in nodes[np.argsort(-surplus[nodes], kind="stable")][:REGIONS].tolist():
         inside = node_of == node
-        nearest = later[inside][np.argsort(-(vectors[inside] @ middles[node]), kind="stable")]
-        old_documents = reader.documents(old[old_node_of == node][:TEXTS].tolist())
-        new_documents = reader.documents(nearest[:TEXTS].tolist())
+        closeness = vectors[inside] @ hierarchy.levels[0].centroids[node]
+        nearest = later[inside][np.argsort(-closeness, kind="stable")].tolist()
+        earlier, new = reader.documents(old[old_node_of == node][:TEXTS].tolist()), reader.documents(nearest[:TEXTS])
         name, counts = tuple(hierarchy.name(1, node)), (int(before[node]), int(added[node]))
-        examples = tuple(new_documents[number].id for number in nearest[:EXAMPLES].tolist())
-        regions.append(GrownNode(1, node, name, *counts, _new_words(old_documents, new_documents), examples))
+        words = _new_words(*([each.full_text for each in some.values()] for some in (earlier, new)))
+        regions.append(GrownNode(1, node, name, *counts, words, tuple(new[each].id for each in nearest[:EXAMPLES])))
     return tuple(regions)
 
 
-def _grown(old_ones: np.ndarray, added: np.ndarray) -> list[int]:
-    """Return the nodes that grew by more than chance, largest surplus first.
-
-    `old_ones` and `added` count, by node, a sample of old documents and all later ones that a walk brings there.
-    """
-    ratio = added.sum() / max(1, old_ones.sum())
-    expected = old_ones * ratio
-    surplus = added - expected
-    error = np.sqrt(np.maximum(expected, 1) * (1 + ratio))  # of what was added, and of what was expected
-    is_grown = (added >= LEAST_GROWTH) & (surplus > STANDARD_ERRORS * error)
-    nodes = np.flatnonzero(is_grown)
-    return nodes[np.argsort(-surplus[nodes], kind="stable")][:REGIONS].tolist()
-
-
-def _new_words(old: Mapping[int, Document], new: Mapping[int, Document]) -> tuple[str, ...]:
+def _new_words(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
     """Return the words that set a region's later documents apart."""
     from hce.tree.names import distinguishing_words  # with scikit-learn
 
-    old_texts, new_texts = ([each.full_text for each in documents.values()] for documents in (old, new))
-    return tuple(distinguishing_words(old_texts, new_texts, WORDS))
-
-
-class StoredVectors:
-    """The vectors of documents by row, read from the store when needed.
-
-    `numbers` are those of the rows, rising.
-    """
-
-    def __init__(self, reader: Reader, numbers: np.ndarray) -> None:
-        self._reader = reader
-        self._numbers = numbers
-        self.shape = (len(numbers), reader.dim)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        return self._reader.vectors_at(self._numbers[rows])
-
-
-def vectors_by_row(reader: Reader) -> tuple[np.ndarray, np.ndarray | StoredVectors]:
-    """Return numbers, rising, and vectors of all documents; many are read as needed."""
-    numbers = reader.numbers()
-    return reader.vectors() if are_few(reader, numbers) else (numbers, StoredVectors(reader, numbers))
+    return tuple(distinguishing_words(old, new, WORDS))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,95 +31,96 @@ EARLIER = {"dtype"}  # fields that 0.2.0 wrote
 OUTGROWN = 4  # documents for each that a table was fitted to
 
 
-@dataclass(frozen=True)
-class StandbyEncoder:
-    """An encoder with vectors in the store that are not the active ones: see `reindex` in `hce.index.create`.
+@dataclass(frozen=True, kw_only=True)
+class EncoderFacts:
+    """An encoder of an index, and what changes with it.
 
     Attributes:
-        was_in_force: whether it was active until the last reindexing; else a reindexing to it was begun.
-        spec: the encoder as the reindexing was given it; empty if it was active.
-        encoder: see `Manifest`, as the others below.
+        encoder: its name.
+        dim: the length n of a vector.
+        encoder_files: size and time of change of each file of the encoder, which need not be hashed if these are equal.
+        base_encoder: what the encoder was trained from, if known.
+        window: how many tokens the encoder reads at once: a longer document is read in passages.
+        hierarchy: the folder of the tree, if there is one.
+        words_share: how much words count in a hybrid search, from 0 to 1.
+        tokens_share: how much tokens count in the order of the first hits, from 0 to below 1.
+        shares: how the shares were chosen, see `hce.search.shares.Calibration`; None if they were given.
+        fitted_documents: how many documents the encoder's table was fitted to; None if it was not, or was trained.
+        familiar: the last number that there was when the index got its encoder; None for the last one at creation.
     """
 
-    was_in_force: bool
-    spec: str
     encoder: str
     fingerprint: str
     dim: int
     encoder_files: dict[str, list[int]]
-    encoder_folder: str
     base_encoder: str | None
-    fitted_documents: int | None
     window: int
-    words_share: float
     hierarchy: str | None
-    familiar: int | None
-    tokens_share: float = 0.4
+    encoder_folder: str = "encoder"
+    words_share: float = 0.25
+    tokens_share: float = 0.4  # of an index that 0.2.0 wrote
     shares: dict[str, Any] | None = None
+    fitted_documents: int | None = None
+    familiar: int | None = None
 
     @property
     def suffix(self) -> str:
-        """The end of the names of this encoder's folders."""
+        """The end of the names of the encoder's folders."""
         return self.encoder_folder.removeprefix("encoder")
 
+    def soundness(self) -> dict[str, bool]:
+        """Return, for each value about the encoder, whether an index can have it."""
+        return {
+            "dim": 0 < self.dim <= MOST_DIMENSIONS,
+            "encoder_folder": IS_ENCODER_FOLDER.fullmatch(self.encoder_folder) is not None,
+            "hierarchy": self.hierarchy is None or IS_TREE_FOLDER.fullmatch(self.hierarchy) is not None,
+            "words_share": 0 <= self.words_share <= 1,
+            "tokens_share": 0 <= self.tokens_share < 1,
+            "window": self.window > 0,
+        }
 
-EXCHANGED = [field.name for field in fields(StandbyEncoder) if field.name not in ("was_in_force", "spec")]
+
+EXCHANGED = [field.name for field in fields(EncoderFacts)]
 
 
-@dataclass(frozen=True)
-class Manifest:
+@dataclass(frozen=True, kw_only=True)
+class StandbyEncoder(EncoderFacts):
+    """An encoder whose vectors in the store are not the active ones: see `reindex` in `hce.index.create`.
+
+    It was active until the last reindexing (`was_in_force`); or a reindexing to it was begun, with `spec` as it was
+    given.
+    """
+
+    was_in_force: bool
+    spec: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(EncoderFacts):
     """What an index is made of, whatever documents come and go.
 
     Attributes:
         created: when, in ISO 8601.
         documents: how many there were at creation; they have the numbers 1 … documents.
         corpus: name and fingerprint of the collection that the index was made of.
-        encoder: the name of the encoder that made the vectors.
-        fingerprint: of that encoder.
-        dim: the length n of a vector.
-        encoder_files: size and time of change of each file of the encoder, which need not be hashed if these are equal.
-        base_encoder: what that encoder was trained from, if known.
-        window: how many tokens the encoder reads at once: a longer document is read in passages.
-        engine: the name of the engine.
-        hierarchy: the folder of the tree, if there is one.
         language: of the texts, for the endings of their words.
-        words_share: how much words count in a hybrid search, from 0 to 1.
-        tokens_share: how much tokens count in the order of the first hits, from 0 to below 1.
-        shares: how the shares were chosen, see `hce.search.shares.Calibration`; None if they were given.
-        fitted_documents: how many documents the encoder's table was fitted to; None if it was not, or was trained.
         engine_at: the address of an engine that lives elsewhere.
-        encoder_folder: where the encoder is.
         since: the number of the store's change since which its vectors are of this encoder.
-        familiar: the last number that there was when the index got its encoder; None for the last one at creation.
         beside: the standby encoder: see `StandbyEncoder`.
         switch: change and token of a write of the store that activates the standby encoder. Its commit decides, so a
             manifest that names both encoders is right before it and after.
         calibration: from where on a hit is a good match, see `Index.good_match`; None if unknown.
         fields: the fields that held id, text and title if they were named, for documents that are added.
-        format: of the index.
         hce: the version that wrote the manifest.
     """
 
     created: str
     documents: int
     corpus: dict[str, str]
-    encoder: str
-    fingerprint: str
-    dim: int
-    encoder_files: dict[str, list[int]]
-    base_encoder: str | None
-    window: int
     engine: str
-    hierarchy: str | None
     language: str = "english"
-    words_share: float = 0.25
-    tokens_share: float = 0.4  # of an index that 0.2.0 wrote
-    shares: dict[str, Any] | None = None
-    fitted_documents: int | None = None
     engine_at: str | None = None
-    encoder_folder: str = "encoder"
     since: int = 0
-    familiar: int | None = None
     beside: dict[str, Any] | None = None
     switch: dict[str, Any] | None = None
     calibration: dict[str, Any] | None = None
@@ -129,11 +131,6 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Put the manifest into the index's folder, atomically."""
         write_json(folder / MANIFEST_FILE, sealed(asdict(self)))
-
-    @property
-    def suffix(self) -> str:
-        """The end of the names of the active encoder's folders."""
-        return self.encoder_folder.removeprefix("encoder")
 
     @property
     def search(self) -> str:
@@ -217,12 +214,8 @@ class Manifest:
     def _decided(self, folder: Path, reader: Reader | None) -> Manifest:
         if reader is not None:
             return self.at(reader.moment_at)
-        store = Store(folder, self.dim)
-        try:
-            with store.reading() as present:
-                return self.at(present.moment_at)
-        finally:
-            store.close()
+        with closing(Store(folder, self.dim)) as store, store.reading() as present:
+            return self.at(present.moment_at)
 
     def _check(self) -> None:
         """Refuse values that no index has."""
@@ -230,12 +223,9 @@ class Manifest:
         sound = {
             "format": self.format == FORMAT,
             "documents": self.documents >= 0,
-            "words_share": 0 <= self.words_share <= 1,
-            "tokens_share": 0 <= self.tokens_share < 1,
-            "window": self.window > 0,
             "fields": set(self.fields or ()) <= {"id", "text", "title"},
-            "beside": other is None or all(_soundness(other).values()),
-            **_soundness(self),
+            "beside": other is None or all(other.soundness().values()),
+            **self.soundness(),
         }
         if self.shares is not None:
             Calibration.read(self.shares)
@@ -243,27 +233,11 @@ class Manifest:
             raise FormatError(f"{name!r} is not what it has to be: {getattr(self, name)!r}")
 
 
-def _soundness(described: Manifest | StandbyEncoder) -> dict[str, bool]:
-    """Return, for each value about an encoder, whether an index can have it."""
-    tree = described.hierarchy
-    return {
-        "dim": 0 < described.dim <= MOST_DIMENSIONS,
-        "encoder_folder": IS_ENCODER_FOLDER.fullmatch(described.encoder_folder) is not None,
-        "hierarchy": tree is None or IS_TREE_FOLDER.fullmatch(tree) is not None,
-    }
-
-
-SHOWN = ("created", "encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "format")
-"""What the status of an index shows of its manifest unchanged."""
-
-
 @dataclass(frozen=True)
 class IndexStatus:
-    """Counts, sizes and names of an index; those that are not explained here are the manifest's, see `Manifest`.
+    """Counts, sizes and names of an index; `Manifest` explains the fields that are not explained here.
 
     Attributes:
-        path: the folder of the index.
-        documents: how many there are.
         added: how many of them were not there at creation, or had another text.
         removed: how many of those at creation are gone, or have another text.
         changed: when the index was last written to.

@@ -1,8 +1,8 @@
 """The tree of an index: a hierarchy with the numbers of its documents, their paths, and what can be browsed.
 
 A tree is derived: it can be grown again from the documents there are. Each has a folder of its own, and the manifest
-names the current one. Documents that are gone are left out of what is shown, and those that came later are put where
-a walk down from the root leads them.
+names the current one. Documents that are gone are not shown. Those that came later are put where a walk down from the
+root leads them.
 """
 
 from __future__ import annotations
@@ -145,13 +145,7 @@ def hierarchy_folder(path: str | Path) -> Path | None:
 
 @dataclass(frozen=True)
 class PathNode:
-    """A node on a document's path.
-
-    Attributes:
-        level: 1 is the level below the root.
-        node: the node's place in its level.
-        name: the words of the node's name; empty if the node has no name.
-    """
+    """A node on a document's path: level (1 is below the root), place in that level, and the words of its name."""
 
     level: int
     node: int
@@ -165,7 +159,12 @@ def paths_of(reader: Reader, tree: NumberedHierarchy, numbers: Iterable[int]) ->
     """Return the path of each document, from level 1 down to its leaf."""
     wanted = np.unique(np.fromiter(numbers, np.int64))
     leaves = _leaves_of(reader, tree, wanted).tolist()
-    path_to = {leaf: _path_to(tree.hierarchy, leaf) for leaf in set(leaves) if leaf >= 0}
+    hierarchy, path_to = tree.hierarchy, {}
+    for leaf in set(leaves) - {-1}:
+        nodes = hierarchy.ancestors(hierarchy.depth - 1, np.array([leaf]))[0].tolist()
+        path_to[leaf] = tuple(
+            PathNode(level, node, hierarchy.name(level, node)) for level, node in enumerate(nodes) if level
+        )
     return {number: path_to[leaf] for number, leaf in zip(wanted.tolist(), leaves, strict=True) if leaf >= 0}
 
 
@@ -179,11 +178,6 @@ def _leaves_of(reader: Reader, tree: NumberedHierarchy, wanted: np.ndarray) -> n
         fits = vectors.shape[1] == tree.hierarchy.levels[0].centroids.shape[1]
         leaves[later] = tree.hierarchy.walk(vectors)[-1][:, 0] if fits else -1
     return leaves
-
-
-def _path_to(hierarchy: Hierarchy, leaf: int) -> TreePath:
-    nodes = hierarchy.ancestors(hierarchy.depth - 1, np.array([leaf]))[0].tolist()
-    return tuple(PathNode(level, node, hierarchy.name(level, node)) for level, node in enumerate(nodes) if level)
 
 
 # ------------------------------------------------------------------------------------------------- vectors
@@ -230,8 +224,6 @@ class Node:
 
     Attributes:
         level: 0 is the root.
-        node: its place in its level.
-        name: the words of its name, if it has one.
         size: how many documents are under it.
         child_count: how many of its children have documents; in the last inner level, how many documents it has.
         children: the largest of these children, if asked for; documents are not among them.
@@ -290,11 +282,9 @@ class Way:
 
 
 class Places(NamedTuple):
-    """Where the documents of one moment are.
+    """Where the documents of one moment are in a tree.
 
     Attributes:
-        moment: of the store.
-        tree: what was grown at creation, with the numbers of the documents that it was grown from.
         numbers: of all documents, in order of leaf, rising within each, of shape (N,).
         leaf_start: where each leaf's documents begin among `numbers`, of shape (leaves + 1,).
         sizes: how many documents are under each node, for the levels 0 … L−1.
@@ -407,26 +397,19 @@ class LiveTree:
         return [len(level.parent) for level in self.index.tree.hierarchy.levels] if self.index.tree else []
 
     def node(self, level: int, node: int, depth: int, most: int) -> Node:
-        """Describe a node and, `depth` levels down, the `most` largest children of each.
-
-        Raises:
-            NotThereError: no such node, or no tree.
-        """
-        places = self._now()
-        places.check(level, node)
-        return places.node(level, node, depth, most)
+        """Describe a node and, `depth` levels down, the `most` largest children; NotThereError if there is none."""
+        with self._now(level, node) as (_, places):
+            return places.node(level, node, depth, most)
 
     def above(self, level: int, node: int) -> list[Node]:
         """Return the nodes from the root down to a node, without the node; see `node`."""
-        places = self._now()
-        places.check(level, node)
-        way = places.tree.hierarchy.ancestors(level, np.array([node]))[0, :-1]
-        return [places.node(*each) for each in enumerate(way.tolist())]
+        with self._now(level, node) as (_, places):
+            way = places.tree.hierarchy.ancestors(level, np.array([node]))[0, :-1]
+            return [places.node(*each) for each in enumerate(way.tolist())]
 
     def documents(self, node: int, offset: int, most: int) -> list[Document]:
         """Return `most` documents of a leaf, from the place `offset` on; see `node`."""
-        with self.index.state.reading() as reader:
-            places = self.places_at(reader)
+        with self._now() as (reader, places):
             places.check(places.tree.hierarchy.depth - 1, node)
             numbers = places.documents_of(node)[offset : offset + most].tolist()
             found = reader.documents(numbers)
@@ -434,42 +417,38 @@ class LiveTree:
 
     def central_documents(self, level: int, node: int, count: int) -> list[Document]:
         """Return documents typical of a node, see `Places.central`."""
-        with self.index.state.reading() as reader:
-            places = self.places_at(reader)
-            places.check(level, node)
+        with self._now(level, node) as (reader, places):
             numbers = places.central(reader, level, node, count)
             found = reader.documents(numbers)
         return [found[number] for number in numbers]
 
     def way_of_query(self, vector: np.ndarray) -> Way:
         """Return the way of a query's vector (n,) to the closest child at each level."""
-        places = self._now()
-        require_same_length(places.tree, len(vector))
-        path = np.concatenate(places.tree.hierarchy.walk(vector[None]), axis=1)[0]
-        return Way(places.steps(vector, path.tolist()))
+        with self._now() as (_, places):
+            require_same_length(places.tree, len(vector))
+            path = np.concatenate(places.tree.hierarchy.walk(vector[None]), axis=1)[0]
+            return Way(places.steps(vector, path.tolist()))
 
     def way_of_document(self, doc_id: str) -> Way:
-        """Return the path of a document from the root to its leaf.
-
-        Raises:
-            NotThereError: no such document, or no tree.
-        """
-        with self.index.state.reading() as reader:
-            places = self.places_at(reader)
+        """Return the path of a document from the root to its leaf; NotThereError if it or the tree is not there."""
+        with self._now() as (reader, places):
             present = reader.present([doc_id])
             if doc_id not in present:
                 raise NotThereError(f"no document {doc_id!r} is there")
             number = present[doc_id][0]
-            vector = next(reader.entries(after=number - 1)).vector
-        leaf = places.leaf_of(number)
-        hierarchy = places.tree.hierarchy
+            (vector,) = reader.vectors_at(np.array([number]))
+        hierarchy, leaf = places.tree.hierarchy, places.leaf_of(number)
         path = hierarchy.ancestors(hierarchy.depth - 1, np.array([leaf]))[0]
         position = int(np.searchsorted(places.documents_of(leaf), number))
         return Way(places.steps(vector, path.tolist()), position, number not in places.tree.numbers)
 
-    def _now(self) -> Places:
+    @contextmanager
+    def _now(self, level: int = 0, node: int = 0) -> Iterator[tuple[Reader, Places]]:
+        """Open a reader, and find the places that it sees; NotThereError if there is no such node."""
         with self.index.state.reading() as reader:
-            return self.places_at(reader)
+            places = self.places_at(reader)
+            places.check(level, node)
+            yield reader, places
 
     def places_at(self, reader: Reader) -> Places:
         """Return the places of the documents that a reader sees, cached until a change.
