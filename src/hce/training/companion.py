@@ -47,7 +47,7 @@ from hce.training.calibration import (
 from hce.training.co_training import Fit, cluster_corpus
 from hce.training.heldout import CUTOFF, DevSet, means, ndcg_of_rankings, pseudo_devset, with_random_others
 from hce.training.losses import known_positives
-from hce.training.pairs import LabeledPairs
+from hce.training.pairs import LabeledPairs, padded_rows
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import TRANSFORMER, Recipe
 
@@ -331,9 +331,7 @@ def examples_of(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, seed
     asked, row_of_query = np.unique(chosen[:, 0], return_inverse=True)
     right = [pairs.positives[query] for query in asked.tolist()]
     pool = with_random_others(len(vectors), np.unique(np.concatenate(right)), POOL, [seed, 23])
-    known = np.full((len(asked), max(map(len, right))), -1, dtype=np.int64)
-    for row, positions in enumerate(right):
-        known[row, : len(positions)] = np.searchsorted(pool, positions)
+    known = padded_rows([np.searchsorted(pool, positions) for positions in right])
     encoded = encoder.encode([pairs.texts[query] for query in asked.tolist()], "query")
     arrays = (encoded[row_of_query], np.searchsorted(pool, chosen[:, 1]), known[row_of_query], vectors[pool])
     return Examples(*(torch.from_numpy(np.asarray(array)).to(encoder.device) for array in arrays))

@@ -132,64 +132,36 @@ Entry = TypeVar("Entry")
 
 
 class CorpusFacts(NamedTuple):
-    """What `hce.json` says of a corpus.
-
-    Attributes:
-        name: of the corpus, for messages.
-        documents: how many were trained on.
-        fingerprint: of these documents.
-        source: what `Corpus.load` was given; None for documents from memory.
-        reading: fields of `Reading` that are not as by default, if any.
-    """
+    """What `hce.json` says about the documents that were trained on."""
 
     name: str
     documents: int
     fingerprint: str
-    source: str | None = None
-    reading: dict[str, Any] | None = None
+    source: str | None = None  # what `Corpus.load` was given; None for documents from memory
+    reading: dict[str, Any] | None = None  # fields of `Reading` that differ from the default
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What `hce.json` says.
-
-    Attributes:
-        format: of the folder.
-        hce: the version that wrote it.
-        encoder: the name of the encoder that training started from.
-        static: whether that is a token table.
-        fingerprint: of the trained encoder.
-        corpus: see `CorpusFacts`.
-        recipe: the settings.
-        metric: the name of the dev measure.
-        before: the dev measure by kind of query, of the given encoder.
-        after: the same, of the trained encoder.
-        mix: the share of the trained weights; 0 means that training did not help.
-        held_out: ids of the documents that were kept for measuring.
-        shares: how much the encoder and each of its companions count in a score.
-        words_share: of BM25 in a hybrid score, as 0.2.0 chose it by labeled queries.
-        calibration: how much words, tokens and companions count in a search; see `hce.training.calibration`.
-        stages: the dev measure by kind after each stage that changed the encoder: fitting, training, companions.
-        label_files: where labeled and generated queries came from, as `hce train --labels` names them.
-    """
+    """What `hce.json` says; `before`, `after` and `stages` have the dev measure by kind of query."""
 
     format: int
-    hce: str
-    encoder: str
-    static: bool
-    fingerprint: str
-    corpus: dict[str, Any]
+    hce: str  # the version that wrote it
+    encoder: str  # the name of the one that training started from
+    static: bool  # whether that is a token table
+    fingerprint: str  # of the trained encoder
+    corpus: dict[str, Any]  # see `CorpusFacts`
     recipe: dict[str, Any]
-    metric: str
+    metric: str  # the name of the dev measure
     before: dict[str, float]
     after: dict[str, float]
-    mix: float
-    held_out: list[str]
-    shares: list[float]
-    words_share: float | None
-    stages: dict[str, dict[str, float]]
-    label_files: dict[str, str] = field(default_factory=dict)
-    calibration: dict[str, Any] | None = None
+    mix: float  # the share of the trained weights; 0 means that training did not help
+    held_out: list[str]  # ids of the documents that were kept for measuring
+    shares: list[float]  # how much the encoder and each of its companions count in a score
+    words_share: float | None  # of BM25 in a hybrid score, as 0.2.0 chose it by labeled queries
+    stages: dict[str, dict[str, float]]  # after each that changed the encoder: fitting, training, companions
+    label_files: dict[str, str] = field(default_factory=dict)  # as `hce train --labels` names them
+    calibration: dict[str, Any] | None = None  # see `hce.training.calibration`
 
     @property
     def base_encoder(self) -> str:
@@ -215,7 +187,7 @@ class ModelFacts:
         facts = checked_fields(cls, values)
         checked_fields(CorpusFacts, facts.corpus)
         if not isinstance(facts.recipe.get("mode"), str):
-            raise FormatError("'recipe' does not tell the mode")
+            raise FormatError("'recipe' does not name the mode")
         if not facts.shares or not facts.before or facts.before.keys() != facts.after.keys():
             raise FormatError("'shares', 'before' or 'after' is empty, or they do not go together")
         if any(stage.keys() != facts.before.keys() for stage in facts.stages.values()):
@@ -241,15 +213,7 @@ class DevQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """All that is known of a trained model.
-
-    Attributes:
-        path: its folder.
-        facts: what was trained on what, and what it brought.
-        history: an entry for each epoch.
-        queries: held-out queries before and after.
-        tree: the tree of the corpus it was trained on, if it was trained with one.
-    """
+    """All that a trained model's folder says; `tree` is None if it was trained without one."""
 
     path: Path
     facts: ModelFacts
@@ -269,11 +233,7 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class Training:
-    """What an index keeps of the training of its encoder: some of the `ModelFacts`, and the history.
-
-    Attributes:
-        epochs: an entry for each epoch; epoch 0 is the start. Each has `metric`, the mean over kinds.
-    """
+    """What an index keeps of the training of its encoder: some of the `ModelFacts`, and epochs with their `metric`."""
 
     metric: str
     before: dict[str, float]
@@ -291,13 +251,16 @@ def save_model(
     label_files: Mapping[str, str] | None = None,
 ) -> None:
     """Write a model's folder, atomically."""
+    usual = asdict(USUAL)
+    reading = {name: value for name, value in asdict(corpus.reading).items() if value != usual[name]}
+    of_corpus = CorpusFacts(corpus.name, len(corpus), corpus.fingerprint, corpus.source, reading or None)
     facts = ModelFacts(
         format=FORMAT,
         hce=__version__,
         encoder=result.encoder.name,
         static=result.encoder.parts[0].is_table,
         fingerprint=result.encoder.fingerprint,
-        corpus=_described(corpus)._asdict(),
+        corpus=of_corpus._asdict(),
         recipe=result.recipe.as_dict(),
         metric=result.metric,
         before=result.before,
@@ -317,29 +280,24 @@ def save_model(
         (folder / "model").rmdir()
         if result.hierarchy.levels:
             result.hierarchy.save(folder / TREE)
-        _write_lines(folder / HISTORY, (asdict(epoch) for epoch in result.history))
-        _write_lines(folder / QUERIES, (query._asdict() for query in queries))
+        lines = {HISTORY: map(asdict, result.history), QUERIES: (query._asdict() for query in queries)}
+        for name, entries in lines.items():
+            with open_atomically(folder / name) as written:
+                written.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
         with open_atomically(folder / "README.md") as card:
             card.write(model_card(Path(path).name, facts))
         write_json(folder / FACTS, asdict(facts))
         write_checksums(folder)
 
 
-def _described(corpus: Corpus) -> CorpusFacts:
-    usual = asdict(USUAL)
-    reading = {name: value for name, value in asdict(corpus.reading).items() if value != usual[name]}
-    return CorpusFacts(corpus.name, len(corpus), corpus.fingerprint, corpus.source, reading or None)
-
-
 def model_card(name: str, facts: ModelFacts) -> str:
     """Write what people read first in a model's folder."""
     before, after = ({**each, "mean": mean_over_kinds(each)} for each in (facts.before, facts.after))
+    unchanged = "unchanged, as nothing clearly beat it, after training on"
     return CARD.format(
         name=name,
         encoder=facts.encoder,
-        done="adapted to"
-        if facts.before != facts.after
-        else "unchanged, as nothing clearly beat it, after training on",
+        done=unchanged if facts.before == facts.after else "adapted to",
         documents=facts.corpus["documents"],
         corpus=facts.corpus["name"],
         fingerprint=facts.corpus["fingerprint"],
@@ -364,8 +322,8 @@ def gains(before: Mapping[str, float], stages: Mapping[str, Mapping[str, float]]
     '0.1000 → 0.3000'
     """
     start = f"{mean_over_kinds(before):.4f} "
-    told = [f"{name} {start * (not i)}→ {mean_over_kinds(each):.4f}" for i, (name, each) in enumerate(stages.items())]
-    return ", ".join(told) or f"{start}→ {mean_over_kinds(after):.4f}"
+    steps = [f"{name} {start * (not i)}→ {mean_over_kinds(each):.4f}" for i, (name, each) in enumerate(stages.items())]
+    return ", ".join(steps) or f"{start}→ {mean_over_kinds(after):.4f}"
 
 
 def what_was_learned(facts: ModelFacts) -> str:
@@ -395,21 +353,13 @@ def keep_facts(folder: str | Path, kept: Path) -> None:
 
 
 def read_training(folder: Path) -> Training | None:
-    """Read what `keep_facts` kept of a training.
-
-    It is None where that is nothing, or the files are damaged.
-    """
+    """Read what `keep_facts` kept of a training; None if that is nothing, or the files are damaged."""
     try:
         facts, history = ModelFacts.read(folder), _read_lines(folder / HISTORY, Epoch)
     except FormatError:
         return None
     epochs = [{**asdict(epoch), "metric": epoch.metric} for epoch in history]
     return Training(facts.metric, facts.before, facts.after, facts.mix, facts.stages, epochs)
-
-
-def _write_lines(path: Path, entries: Iterable[dict[str, Any]]) -> None:
-    with open_atomically(path) as file:
-        file.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
 
 
 def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:

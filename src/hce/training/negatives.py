@@ -1,6 +1,7 @@
-"""Negatives: documents, besides those of the batch, that a query is contrasted with; a class a way to choose them.
+"""Negatives: documents, next to those of the batch, that a query is contrasted with; one class for each way to choose.
 
-Which of the chosen documents are false negatives is decided by the masks of `hce.training.losses`.
+Which of the chosen documents are false negatives is decided by the masks of `hce.training.losses`. The neighbors of a
+document, and what BM25 thinks of them, are here too: a table learns to rank them as their words do.
 """
 
 from __future__ import annotations
@@ -26,103 +27,10 @@ from hce.training.pairs import Batch
 from hce.training.recipe import Recipe, Sampling
 from hce.tree.hierarchy import Hierarchy
 
+MINED_FROM = 20  # mined negatives are drawn from this many nearest wrong documents
 BM25_K1, BM25_B = 1.2, 0.75  # Lucene's
 BEAM = 2  # leaves that are looked into for a document's neighbors
 TEMPERATURE = 0.1  # of BM25's scores, the best of which is 1
-
-
-def neighbors_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray) -> np.ndarray:
-    """Find the documents nearest to each document through the tree."""
-    leaves = tree.walk(vectors, BEAM)[-1]
-    found = tree.closest_children(tree.depth - 1, leaves, vectors, count + 1, vectors)  # (N, count + 1)
-    found[(found == np.arange(len(found))[:, None]) | np.isin(found, held_out)] = -1
-    order = np.argsort(found < 0, axis=1, kind="stable")  # those that are left come first
-    return np.take_along_axis(found, order, axis=1)[:, :count]
-
-
-class WordCounts(NamedTuple):
-    """Words of texts: how often each is in each, of shape (texts, words), and how many words each text has."""
-
-    counts: sparse.csr_matrix
-    lengths: np.ndarray
-
-
-class WordTeacher:
-    """BM25 over the words of a corpus, for any pairs of a query and a document of it.
-
-    Args:
-        corpus: the documents.
-        language: whose endings are cut off.
-    """
-
-    def __init__(self, corpus: Corpus, language: str) -> None:
-        self.language = language
-        self.column_of_term: dict[str, int] = {}
-        with progress_bar("words of neighbours", len(corpus), "documents") as advance:
-            bags = [Counter(terms(text, language)) for text in counted(corpus.texts(), advance)]
-        for term in chain.from_iterable(bags):
-            self.column_of_term.setdefault(term, len(self.column_of_term))
-        self.documents = self._counted(bags)
-        frequency = np.bincount(self.documents.counts.indices, minlength=len(self.column_of_term))
-        self.idf = inverse_document_frequency(frequency, len(bags)).astype(np.float32)
-        self.mean_length = max(1.0, float(self.documents.lengths.mean()))
-
-    def scores(self, batch: Batch, candidates: np.ndarray) -> np.ndarray:
-        """Score a batch's documents and candidates by the batch's queries.
-
-        The words of a query that was cut out of its document do not count there.
-        """
-        queries = self._counted(Counter(terms(text, self.language)) for text in batch.queries)
-        count = len(batch.queries)
-        cut = np.zeros(count, dtype=bool) if batch.cut is None else batch.cut  # (B,)
-        own_scores = self._bm25(queries, np.arange(count), batch.positions, cut.astype(np.float32))
-        rows = np.repeat(np.arange(count), candidates.shape[1])
-        other_scores = self._bm25(queries, rows, candidates.ravel(), np.zeros(len(rows), dtype=np.float32))
-        return np.concatenate([own_scores[:, None], other_scores.reshape(candidates.shape)], axis=1)
-
-    def _bm25(self, queries: WordCounts, rows: np.ndarray, positions: np.ndarray, cut: np.ndarray) -> np.ndarray:
-        """Score documents by queries, pair by pair.
-
-        With `cut` 1, the document is scored as if it lacked the query's words.
-        """
-        query_counts = queries.counts[rows]  # (pairs, words)
-        shared = self.documents.counts[positions].multiply(query_counts > 0).tocsr()
-        taken = shared.multiply(
-            query_counts
-        ).tocsr()  # both have the same pattern, and this the query's counts times theirs
-        frequency = shared.data - (taken.data / shared.data) * np.repeat(cut, np.diff(shared.indptr))
-        lengths = self.documents.lengths[positions] - cut * queries.lengths[rows]
-        norm = BM25_K1 * (1 - BM25_B + BM25_B * np.maximum(lengths, 0) / self.mean_length)
-        frequency = np.maximum(frequency, 0)
-        weights = self.idf[shared.indices] * frequency / (frequency + np.repeat(norm, np.diff(shared.indptr)))
-        return np.asarray(sparse.csr_matrix((weights, shared.indices, shared.indptr), shape=shared.shape).sum(axis=1))[
-            :, 0
-        ]
-
-    def _counted(self, bags: Iterable[Counter[str]]) -> WordCounts:
-        """Count the known words of some texts."""
-        matrix = count_matrix(bags, self.column_of_term, np.float32)
-        matrix.sort_indices()
-        return WordCounts(matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0])
-
-
-def teacher_scores_of(
-    teacher: WordTeacher, batch: Batch, neighbors: np.ndarray, vectors: np.ndarray, device: torch.device
-) -> TeacherScores:
-    """Return the neighbors of a batch's documents and the teacher's scores."""
-    candidates = neighbors[batch.positions]  # (B, S)
-    none = candidates < 0
-    candidates = np.where(none, batch.positions[:, None], candidates)
-    scores = teacher.scores(batch, candidates)
-    scores = scores / np.maximum(scores.max(axis=1, keepdims=True), 1e-6) / TEMPERATURE
-
-    def on_device(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return TeacherScores(on_device(np.asarray(vectors[candidates])), on_device(scores), on_device(none))
-
-
-MINED_FROM = 20  # mined negatives are drawn from this many nearest wrong documents
 
 
 class Chosen(NamedTuple):
@@ -143,7 +51,7 @@ class Negatives:
 
     Attributes:
         corpus: the documents.
-        tree: the present tree.
+        tree: the current tree.
         vectors: the documents' as clustering saw them, of shape (N, n); may be a memory map, rows are read as drawn.
         held_out: positions of documents kept for measuring: as negatives, training would only ever push them away.
         loss_levels: M, how many levels have a level loss; each of the L − M document losses has negatives of its own.
@@ -160,7 +68,7 @@ class Negatives:
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
         """Draw positions (B, S), or candidates for `choose`, before encoding.
 
-        It is drawn for the whole batch, by every process alike; each chooses for its own rows.
+        Every process draws the same for the entire batch; each chooses for its own rows.
         """
         return np.empty((len(batch.positions), 0), dtype=np.int64)
 
@@ -170,17 +78,14 @@ class Negatives:
 
     def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
         """Choose by the vectors of the queries (B, n) and of `texts`."""
-        vectors = np.asarray(self.vectors[drawn])  # (B, S, n), no gradient
-        return Chosen(drawn, torch.from_numpy(vectors).to(queries.device))
+        return Chosen(drawn, torch.from_numpy(np.asarray(self.vectors[drawn])).to(queries.device))  # no gradient
 
 
 class SiblingNegatives(Negatives):
     """Documents under the same node, by the vectors that clustering computed: they cost next to nothing."""
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
-        """Draw documents that share a node with each query's document.
-
-        One set for each document loss; none without a tree.
+        """Draw documents that share a node with each query's document; none without a tree.
 
         The loss of level t, from M + 1 to L, has negatives from under the node at level t − 1 that the document is
         under: documents of the same leaf for the last one, of wider nodes for those above. The columns are those of
@@ -216,17 +121,9 @@ class MinedNegatives(Negatives):
         """How many are chosen for each query."""
         return self.recipe.negative_count * (self.tree.depth - self.loss_levels)
 
-    @property
-    def pool_size(self) -> int:
-        """From among how many wrong documents."""
-        return max(MINED_FROM, self.count)
-
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to look for near each query.
-
-        Right and held-out ones among them are not used.
-        """
-        return min(self.pool_size + batch.known.shape[1] + len(self.held_out), len(self.vectors))
+        """Return how many documents to look for near each query; right and held-out ones among them are not used."""
+        return min(max(MINED_FROM, self.count) + batch.known.shape[1] + len(self.held_out), len(self.vectors))
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Return the nearest documents to each query, (B, count), −1 for none."""
@@ -242,7 +139,7 @@ class MinedNegatives(Negatives):
         found = self.nearest_documents(queries.float().cpu().numpy(), self.looked_for(batch))
         right = (found[:, :, None] == batch.known[:, None, :]).any(axis=2)
         wrong = ~right & ~np.isin(found, self.held_out) & (found >= 0)
-        wrong &= np.cumsum(wrong, axis=1) <= self.pool_size
+        wrong &= np.cumsum(wrong, axis=1) <= max(MINED_FROM, self.count)
         order = np.argsort(np.where(wrong, drawn, 2.0), axis=1)[:, : self.count]
         chosen = np.where(wrong, found, batch.positions[:, None])
         return super().choose(batch, np.take_along_axis(chosen, order, axis=1), queries, encoded)
@@ -254,11 +151,8 @@ class NearNegatives(MinedNegatives):
     beam = 4  # leaves that are looked into
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to look for under the leaves.
-
-        Few of them are held out.
-        """
-        return self.pool_size + batch.known.shape[1]
+        """Return how many documents to look for under the leaves, few of which are held out."""
+        return max(MINED_FROM, self.count) + batch.known.shape[1]
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
         """Return the nearest documents under the leaves of a narrow beam."""
@@ -276,9 +170,7 @@ NEGATIVES: dict[Sampling, type[Negatives]] = {
 
 
 def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negatives]:
-    """Return the recipe's way of choosing negatives.
-
-    The default depends on whether queries are labeled or generated.
+    """Return the recipe's way of choosing negatives; the default depends on whether queries are labeled or generated.
 
     Such queries are contrasted with what they would wrongly find, and pseudo-queries next to them too. Without
     labels the documents near a pseudo-query are mostly as right as its own, and siblings do less harm.
@@ -286,3 +178,74 @@ def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negat
     if recipe.negatives == "auto":
         return NearNegatives if has_supervised_pairs and recipe.tree else SiblingNegatives
     return NEGATIVES[recipe.negatives]
+
+
+# ------------------------------------------------------------------------------------------------- neighbors and words
+
+
+def neighbors_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray) -> np.ndarray:
+    """Find the documents nearest to each document through the tree; held-out ones are nobody's neighbors.
+
+    Returns positions of shape (N, count), −1 where there are no more; a document is no neighbor of itself.
+    """
+    leaves = tree.walk(vectors, BEAM)[-1]
+    found = tree.closest_children(tree.depth - 1, leaves, vectors, count + 1, vectors)  # (N, count + 1)
+    found[(found == np.arange(len(found))[:, None]) | np.isin(found, held_out)] = -1
+    order = np.argsort(found < 0, axis=1, kind="stable")  # those that are left come first
+    return np.take_along_axis(found, order, axis=1)[:, :count]
+
+
+class WordTeacher:
+    """BM25 over the words of a corpus in a language, for any pairs of a query and a document of it."""
+
+    def __init__(self, corpus: Corpus, language: str) -> None:
+        self.language = language
+        self.column_of_term: dict[str, int] = {}
+        with progress_bar("words of neighbours", len(corpus), "documents") as advance:
+            bags = [Counter(terms(text, language)) for text in counted(corpus.texts(), advance)]
+        for term in chain.from_iterable(bags):
+            self.column_of_term.setdefault(term, len(self.column_of_term))
+        self.documents, self.lengths = self._counted(bags)
+        frequency = np.bincount(self.documents.indices, minlength=len(self.column_of_term))
+        self.idf = inverse_document_frequency(frequency, len(bags)).astype(np.float32)
+        self.mean_length = max(1.0, float(self.lengths.mean()))
+
+    def scores(self, batch: Batch, candidates: np.ndarray) -> np.ndarray:
+        """Score each query's own document, then its candidates at positions (B, S): of shape (B, 1 + S).
+
+        If a query was cut out of its document, that is scored as if it lacked the query's words.
+        """
+        queries, query_lengths = self._counted(Counter(terms(text, self.language)) for text in batch.queries)
+        positions = np.concatenate([batch.positions[:, None], candidates], axis=1)  # (B, 1 + S)
+        is_cut = np.zeros(positions.shape, dtype=np.float32)
+        is_cut[:, 0] = 0 if batch.cut is None else batch.cut
+        rows, cut = np.repeat(np.arange(len(positions)), positions.shape[1]), is_cut.ravel()
+        query_counts = queries[rows]  # (pairs, words)
+        shared = self.documents[positions.ravel()].multiply(query_counts > 0).tocsr()
+        taken = shared.multiply(query_counts).tocsr()  # of the same pattern: the query's counts times the document's
+        frequency = shared.data - (taken.data / shared.data) * np.repeat(cut, np.diff(shared.indptr))
+        lengths = self.lengths[positions.ravel()] - cut * query_lengths[rows]
+        norm = BM25_K1 * (1 - BM25_B + BM25_B * np.maximum(lengths, 0) / self.mean_length)
+        frequency = np.maximum(frequency, 0)
+        weights = self.idf[shared.indices] * frequency / (frequency + np.repeat(norm, np.diff(shared.indptr)))
+        totals = sparse.csr_matrix((weights, shared.indices, shared.indptr), shape=shared.shape).sum(axis=1)
+        return np.asarray(totals).reshape(positions.shape)
+
+    def _counted(self, bags: Iterable[Counter[str]]) -> tuple[sparse.csr_matrix, np.ndarray]:
+        """Count the known words of some texts, (texts, words), and how many each text has."""
+        matrix = count_matrix(bags, self.column_of_term, np.float32)
+        matrix.sort_indices()
+        return matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0]
+
+
+def teacher_scores_of(
+    teacher: WordTeacher, batch: Batch, neighbors: np.ndarray, vectors: np.ndarray, device: torch.device
+) -> TeacherScores:
+    """Return the neighbors of a batch's documents, by `neighbors` and `vectors` of all documents, and their scores."""
+    candidates = neighbors[batch.positions]  # (B, S)
+    none = candidates < 0
+    candidates = np.where(none, batch.positions[:, None], candidates)
+    scores = teacher.scores(batch, candidates)
+    scores = scores / np.maximum(scores.max(axis=1, keepdims=True), 1e-6) / TEMPERATURE
+    arrays = (np.asarray(vectors[candidates]), scores, none)
+    return TeacherScores(*(torch.from_numpy(array).to(device) for array in arrays))

@@ -85,26 +85,45 @@ def sources_and_devset(
     if labeled is not None:
         labeled, dev = split_labels(labeled, recipe) if dev is None else (_without_dev(labeled, dev), dev)
     measured = np.empty(0, dtype=np.int64)
-    if dev is None:
-        measured = _measured_documents(len(corpus), recipe)
+    if dev is None:  # dev queries are made of at most a tenth of the documents
+        count = min(recipe.dev_queries, max(1, len(corpus) // 10))
+        measured = np.sort(np.random.default_rng([recipe.seed, 7]).choice(len(corpus), count, replace=False))
         devset = pseudo_devset(corpus, measured, recipe.dev_pool, recipe.seed, are_held_out=recipe.hold_out)
     else:
         devset = labeled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
     held_out = measured if recipe.hold_out else measured[:0]
-    supervised = unsupervised = None
+    supervised: PairSource | None = None
+    unsupervised: PairSource | None = None
     learnable = labeled.joined(generated) if labeled and generated else labeled or generated
     if learnable is not None and len(held_out):
-        learnable = _of_others(learnable, corpus, held_out)
+        named = {judgment.document_id for judgment in learnable.qrels.judgments()}
+        count = len(learnable.qrels)
+        learnable = learnable.among(named - {corpus.ids[position] for position in held_out.tolist()})
+        if not learnable.qrels:
+            raise InputError(
+                f"the {count} generated queries are all of documents that are held out to measure by; "
+                "generate more, or train with --set hold_out=false"
+            )
     if learnable is not None:
         options = {"window": recipe.window, "seed": recipe.seed}
         supervised = LabeledPairs(corpus, learnable.queries, learnable.qrels, **options)
     if recipe.mode != "supervised":
-        unsupervised = _pseudo_pairs(corpus, np.setdiff1d(np.arange(len(corpus)), held_out), encoder, recipe)
+        others = np.setdiff1d(np.arange(len(corpus)), held_out)
+        unsupervised = DropoutTwins(corpus, others, seed=recipe.seed)
+        if recipe.pseudo == "ict":
+            unsupervised = InverseCloze(
+                *(corpus, others),
+                lengths=recipe.span_lengths,
+                offsets=encoder.token_offsets if recipe.span_unit == "tokens" else word_offsets,
+                cut_share=recipe.cut_share,
+                window=recipe.window,
+                seed=recipe.seed,
+            )
     return Sources(supervised, unsupervised, held_out, measured), devset
 
 
 def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
-    """Hold a tenth of the labeled queries out, whole queries at a time."""
+    """Hold a tenth of the labeled queries out, with all of their judgments; fail if there are too few."""
     query_ids = list(labeled.qrels)
     if len(query_ids) < 2 * LEAST_DEV_QUERIES:
         raise InputError(
@@ -117,43 +136,11 @@ def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
     return labeled.without(held.qrels), held
 
 
-def _of_others(labels: Labels, corpus: Corpus, held_out: np.ndarray) -> Labels:
-    """Return the labels of all documents but those that are held out."""
-    named = {judgment.document_id for judgment in labels.qrels.judgments()}
-    found = labels.among(named - {corpus.ids[position] for position in held_out.tolist()})
-    if not found.qrels:
-        raise InputError(
-            f"the {len(labels.qrels)} generated queries are all of documents that are held out to measure by; "
-            "generate more, or train with --set hold_out=false"
-        )
-    return found
-
-
 def _without_dev(labeled: Labels, dev: Labels) -> Labels:
     kept = labeled.without(dev.qrels)
     if len(kept.qrels) < len(labeled.qrels):
         logger.warning("%d dev queries are among the pairs too; not trained on", len(labeled.qrels) - len(kept.qrels))
     return kept
-
-
-def _measured_documents(document_count: int, recipe: Recipe) -> np.ndarray:
-    """Draw the documents that dev queries are made of, at most a tenth of all."""
-    count = min(recipe.dev_queries, max(1, document_count // 10))
-    return np.sort(np.random.default_rng([recipe.seed, 7]).choice(document_count, count, replace=False))
-
-
-def _pseudo_pairs(corpus: Corpus, positions: np.ndarray, encoder: Encoder, recipe: Recipe) -> PairSource:
-    if recipe.pseudo == "simcse":
-        return DropoutTwins(corpus, positions, seed=recipe.seed)
-    return InverseCloze(
-        corpus,
-        positions,
-        lengths=recipe.span_lengths,
-        offsets=encoder.token_offsets if recipe.span_unit == "tokens" else word_offsets,
-        cut_share=recipe.cut_share,
-        window=recipe.window,
-        seed=recipe.seed,
-    )
 
 
 class Batch(NamedTuple):
@@ -175,27 +162,16 @@ class Batch(NamedTuple):
 
     def rows(self, chosen: slice) -> Batch:
         """Return some of the pairs as a smaller batch."""
-        return Batch(
-            self.queries[chosen],
-            self.documents[chosen],
-            self.positions[chosen],
-            self.known[chosen],
-            None if self.cut is None else self.cut[chosen],
-        )
+        return Batch(*(None if each is None else each[chosen] for each in self))  # type: ignore[arg-type]
 
 
 class PairSource(Protocol):
-    """Something that has pairs for every epoch."""
+    """Something that has pairs for every epoch; its length is that of one turn through all of them."""
 
-    def __len__(self) -> int:
-        """Return how many pairs one turn through all of them has."""
-        ...
+    def __len__(self) -> int: ...
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the batches of a turn through all pairs, from index `first` on.
-
-        A turn has `batch_count` of them.
-        """
+        """Yield the batches of a turn through all pairs, `batch_count` of them, from index `first` on."""
         ...
 
 
@@ -255,10 +231,7 @@ class InverseCloze:
 
 
 class DropoutTwins(InverseCloze):
-    """SimCSE: a document is its own query.
-
-    Two dropout masks make the difference, so the encoder needs dropout.
-    """
+    """SimCSE: a document is its own query. Two dropout masks make the difference, so the encoder needs dropout."""
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
@@ -270,15 +243,8 @@ class DropoutTwins(InverseCloze):
 class LabeledPairs:
     """Queries and the documents judged relevant to them (grade above 0); each such pair is one example.
 
-    Args:
-        corpus: the documents.
-        queries: by id.
-        qrels: the judgments; ids that the corpus lacks are an error, except documents that it left out as empty.
-        window: take this many words and marks from a document's start; 0 takes all of it.
-        seed: same seed, same order.
-
-    Raises:
-        InputError: an unknown id, or no pair at all.
+    Fails without any pair, or if the corpus lacks a judged document, unless it left that out as empty. `window` is the
+    number of words and marks that are taken from a document's start; 0 takes all of it.
     """
 
     def __init__(
@@ -295,7 +261,11 @@ class LabeledPairs:
             if query_id not in queries:
                 raise InputError(f"the pairs name query {query_id!r}, which is not among the queries")
             positives = qrels.positives(query_id)
-            _require_known(positives, position_of, corpus)
+            for each in positives:
+                if each not in position_of and each not in corpus.left_out:
+                    raise InputError(
+                        f"the pairs name document {each!r}, which is not in {corpus.name}; do the files match?"
+                    )
             found = np.array([position_of[each] for each in positives if each in position_of], dtype=np.int64)
             pairs += [(len(self.texts), position) for position in found.tolist()]
             self.texts.append(queries[query_id].text)
@@ -315,14 +285,19 @@ class LabeledPairs:
     def batch_of(self, chosen: np.ndarray) -> Batch:
         """Return some of the pairs as a batch, by their indices of shape (B,)."""
         queries, positions = self.pairs[chosen].T
-        known = [self.positives[query] for query in queries.tolist()]
-        padded = np.full((len(known), max(map(len, known))), -1, dtype=np.int64)
-        for row, positives in enumerate(known):
-            padded[row, : len(positives)] = positives
+        padded = padded_rows([self.positives[query] for query in queries.tolist()])
         documents = [self.corpus[position].full_text for position in positions.tolist()]
         if self.window:
             documents = [first_words(text, self.window) for text in documents]
         return Batch([self.texts[query] for query in queries.tolist()], documents, positions, padded)
+
+
+def padded_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Return rows of numbers as an array, short ones padded with −1."""
+    padded = np.full((len(rows), max(map(len, rows))), -1, dtype=np.int64)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return padded
 
 
 def batch_count(pair_count: int, size: int) -> int:
@@ -335,10 +310,7 @@ def batch_count(pair_count: int, size: int) -> int:
 
 
 def endless(source: PairSource, size: int, step: int = 0) -> Iterator[Batch]:
-    """Yield a source's batches from a step on, turn after turn.
-
-    A short source has more turns than epochs.
-    """
+    """Yield a source's batches from a step on, turn after turn; a short source has more turns than epochs."""
     turns, first = divmod(step, batch_count(len(source), size))
     return chain.from_iterable(source.batches(turn, size, first if turn == turns else 0) for turn in count(turns))
 
@@ -352,9 +324,3 @@ def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) ->
     """Yield the batches of a turn's own order, with their indices."""
     order = np.random.default_rng([seed, turn]).permutation(items)
     yield from list(enumerate(in_batches(order, size)))[first:]
-
-
-def _require_known(document_ids: Iterable[str], position_of: Mapping[str, int], corpus: Corpus) -> None:
-    for each in document_ids:
-        if each not in position_of and each not in corpus.left_out:
-            raise InputError(f"the pairs name document {each!r}, which is not in {corpus.name}; do the files match?")

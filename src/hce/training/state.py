@@ -28,6 +28,7 @@ from hce.training.steps import Counters, Trainer
 from hce.tree.hierarchy import Hierarchy, Level
 
 Restored = TypeVar("Restored")
+COUNTER_NAMES = {"steps_in_epoch": "batch", "steps_in_all": "step"}  # in checkpoints
 
 
 @dataclass
@@ -60,15 +61,9 @@ class TrainingRun:
         return max(epoch.epoch for epoch in self.history if epoch.reclustered or epoch.epoch == 0)
 
     def save(self) -> None:
-        """Write a checkpoint, if there is a place for it; of several processes, the first does.
-
-        Raises:
-            InputError: the checkpoint cannot be written.
-        """
-        if self.checkpoints is not None and is_first_process():
-            self.checkpoints.save(self._checkpoint(self.checkpoints))
-
-    def _checkpoint(self, checkpoints: CheckpointFolder) -> Checkpoint:
+        """Write a checkpoint, if there is a place for it; of several processes, the first does."""
+        if self.checkpoints is None or not is_first_process():
+            return
         trainer, levels = self.trainer, self.tree.levels
         optimizer = optimizer_state(trainer.optimizer, "optimizer")
         centroid_optimizer = optimizer_state(trainer.centroid_optimizer, "centroid_optimizer")
@@ -84,18 +79,21 @@ class TrainingRun:
         }
         facts = {
             "history": [asdict(epoch) for epoch in self.history],
-            "progress": _renamed(asdict(self.counters), steps_in_epoch="batch", steps_in_all="step"),
+            "progress": {COUNTER_NAMES.get(name, name): value for name, value in asdict(self.counters).items()},
             "best_metric": self.best_metric,
-            "vectors": checkpoints.vectors_folder(self.tree_epoch).name,
+            "vectors": self.checkpoints.vectors_folder(self.tree_epoch).name,
             "tree": {"mean_cosines": self.tree.mean_cosines, "facts": self.tree.facts},
             "optimizer": optimizer.facts,
             "centroid_optimizer": centroid_optimizer.facts,
         }
-        return Checkpoint(tensors, facts)
+        self.checkpoints.save(Checkpoint(tensors, facts))
 
 
 def unfinished_run(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRun | None:
-    """Return the run that an earlier process left unfinished, if there is one; the trainer gets its state."""
+    """Return the run that an earlier process left unfinished, if there is one; the trainer gets its state.
+
+    Fails if the unfinished run has another identity, or its state is damaged.
+    """
     return None if checkpoints is None else checkpoints.resume(partial(_resumed, trainer, checkpoints))
 
 
@@ -103,7 +101,10 @@ def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkp
     """Give a trainer the state of a checkpoint."""
     tensors, facts = checkpoint
     trainer.encoder.model.load_state_dict(under("weights", tensors))
-    tree = _tree(tensors, facts["tree"])
+    arrays = {name: tensor.numpy() for name, tensor in under("tree", tensors).items()}
+    levels = tuple(Level(arrays[f"{t}.parent"], arrays[f"{t}.centroids"]) for t in range(len(arrays) // 2))
+    about, parent = facts["tree"], tensors["document_parent"].numpy()
+    tree = Hierarchy(levels, parent, tuple(about["mean_cosines"]), about["facts"])
     vectors = np.load(checkpoints.vectors_named(facts["vectors"]), mmap_mode="c", allow_pickle=False)
     if vectors.dtype != np.float32 or vectors.shape != (len(tree), trainer.encoder.dim):
         raise FormatError(f"{facts['vectors']} holds {vectors.dtype} of shape {vectors.shape}")
@@ -114,9 +115,9 @@ def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkp
     restore_optimizer(trainer.centroid_optimizer, under("centroid_optimizer", tensors), facts["centroid_optimizer"])
     best_weights = {name: tensor.to(trainer.encoder.device) for name, tensor in under("best", tensors).items()}
     history = [checked_fields(Epoch, epoch, may_be_nan=MAY_BE_NAN) for epoch in facts["history"]]
-    counters = checked_fields(
-        Counters, _renamed(facts["progress"], batch="steps_in_epoch", step="steps_in_all"), may_be_nan=["sums"]
-    )
+    names = {kept: name for name, kept in COUNTER_NAMES.items()}
+    progress = {names.get(name, name): value for name, value in facts["progress"].items()}
+    counters = checked_fields(Counters, progress, may_be_nan=["sums"])
     best_metric = float(facts["best_metric"])
     return TrainingRun(trainer, tree, vectors, best_weights, best_metric, history, counters, checkpoints)
 
@@ -144,11 +145,7 @@ class CheckpointFolder:
         return self.folder / f"vectors-{clustering_number}"
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint; when this returns, it survives a crash.
-
-        Raises:
-            InputError: it cannot be written, and the one before it is still there.
-        """
+        """Write a checkpoint; when this returns, it survives a crash. If it fails, the one before it is still there."""
         try:
             self._save(checkpoint)
         except (OSError, InputError) as error:
@@ -174,12 +171,7 @@ class CheckpointFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
-        """Read the newest complete checkpoint, if there is one.
-
-        Raises:
-            InputError: the checkpoint is of a run with another identity.
-            OutsideError: something in the folder is a link, a pipe or a device.
-        """
+        """Read the newest complete checkpoint, if there is one; fail if it is of a run with another identity."""
         check_tree(self.folder)
         last = self._last()
         if last is None:
@@ -193,7 +185,10 @@ class CheckpointFolder:
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
     def resume(self, restore: Callable[[Checkpoint], Restored]) -> Restored | None:
-        """Return what `restore` makes of the newest complete checkpoint; None where there is none."""
+        """Return what `restore` makes of the newest complete checkpoint; None where there is none.
+
+        Fails if the run has another identity, or its state is damaged.
+        """
         try:
             checkpoint = self.load()
             return None if checkpoint is None else restore(checkpoint)
@@ -244,18 +239,6 @@ def restore_optimizer(
         number, key = name.split(".", 1)
         restored.setdefault(int(number), {})[key] = value
     optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _tree(tensors: dict[str, Tensor], about: dict[str, Any]) -> Hierarchy:
-    arrays = {name: tensor.numpy() for name, tensor in under("tree", tensors).items()}
-    levels = tuple(Level(arrays[f"{t}.parent"], arrays[f"{t}.centroids"]) for t in range(len(arrays) // 2))
-    parent = tensors["document_parent"].numpy()
-    return Hierarchy(levels, parent, tuple(about["mean_cosines"]), about["facts"])
-
-
-def _renamed(values: dict[str, Any], **new_names: str) -> dict[str, Any]:
-    """Give some values other names: a checkpoint's are older than ours."""
-    return {new_names.get(name, name): value for name, value in values.items()}
 
 
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

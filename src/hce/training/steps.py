@@ -7,10 +7,10 @@ Knows pairs, negatives, the objective and the optimizer. When to measure, to re-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -82,16 +82,16 @@ class _Column(NamedTuple):
 
 
 class Trainer:
-    """An encoder, its optimizer, and the objective of the present tree, which has to be given before the first step.
+    """An encoder, its optimizer, and the objective of the current tree, which has to be given before the first step.
 
     Attributes:
         optimizer: of the encoder.
-        objective: L_HCE for the present tree; this and all that follow are set by `use_tree`.
-        negatives: how negatives are chosen, by the present tree.
+        objective: L_HCE for the current tree; this and all that follow are set by `use_tree`.
+        negatives: how negatives are chosen, by the current tree.
         vectors: the documents' as clustering saw them, of shape (N, n).
-        neighbors: positions of the documents near each, by the present tree, of shape (N, S), where a teacher ranks
+        neighbors: positions of the documents near each, by the current tree, of shape (N, S), where a teacher ranks
             them.
-        centroid_optimizer: of the present tree's centroids, where the recipe trains them.
+        centroid_optimizer: of the current tree's centroids, where the recipe trains them.
     """
 
     objective: HCELoss
@@ -131,9 +131,21 @@ class Trainer:
         """Set the current tree, and the documents' vectors that it was grown from."""
         recipe = self.recipe
         self.vectors = vectors
-        self.objective = self._objective(tree)
+        self.objective = HCELoss(
+            self.encoder.model,
+            tree,
+            loss_levels=tree.depth - 1 if recipe.levels < 0 else min(recipe.levels, tree.depth - 1),
+            temperature=recipe.temperature,
+            level_temperature=recipe.level_temperature,
+            level_target=recipe.level_target,
+            level_weight=recipe.level_weight,
+            mask=recipe.mask,
+            margin=recipe.margin or None,
+            groups=self.corpus.text_groups,
+            gather_across_devices=process_count() > 1,
+        ).to(self.encoder.device)
         self.negatives = way_of_choosing(recipe, has_supervised_pairs=self.has_supervised_pairs)(
-            self.corpus, tree, vectors, self.held_out, len(self.objective.centroids), recipe
+            self.corpus, tree, vectors, self.held_out, len(self.centroids), recipe
         )
         self.neighbors = None
         if self.teacher is not None and tree.levels:
@@ -157,44 +169,24 @@ class Trainer:
             rates[self.centroid_optimizer] = self.recipe.centroid_learning_rate
         return rates
 
-    def _objective(self, tree: Hierarchy) -> HCELoss:
-        recipe = self.recipe
-        loss_levels = tree.depth - 1 if recipe.levels < 0 else min(recipe.levels, tree.depth - 1)
-        return HCELoss(
-            self.encoder.model,
-            tree,
-            loss_levels=loss_levels,
-            temperature=recipe.temperature,
-            level_temperature=recipe.level_temperature,
-            level_target=recipe.level_target,
-            level_weight=recipe.level_weight,
-            mask=recipe.mask,
-            margin=recipe.margin or None,
-            groups=self.corpus.text_groups,
-            gather_across_devices=process_count() > 1,
-        ).to(self.encoder.device)
-
     def steps(self, counters: Counters) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; after each, count it, and yield its losses and how many pairs it had.
 
         A step whose loss or whose gradients are no numbers changes no weights, is not counted, and is the last.
         """
-        self.encoder.model.train(self.recipe.dropout or self.recipe.pseudo == "simcse")
-        streams = [
-            (weight, source, endless(source, self.recipe.batch_size, counters.steps_in_all))
-            for weight, source in self.weighted
-        ]
+        recipe = self.recipe
+        self.encoder.model.train(recipe.dropout or recipe.pseudo == "simcse")
+        streams = [endless(source, recipe.batch_size, counters.steps_in_all) for _, source in self.weighted]
         while counters.steps_in_epoch < self.steps_per_epoch:
             self._set_learning_rate(counters.steps_in_all)
-            seed_step(
-                self.recipe.seed, counters.steps_in_all
-            )  # dropout, so that a continued run draws what it would have
-            seed = [self.recipe.seed, counters.epoch, counters.steps_in_epoch]
+            seed_step(recipe.seed, counters.steps_in_all)  # of dropout: a resumed run draws what it would have
+            seed = [recipe.seed, counters.epoch, counters.steps_in_epoch]
             batches = [
                 self._source_batch(weight, source, next(stream), [*seed, index])
-                for index, (weight, source, stream) in enumerate(streams)
+                for index, ((weight, source), stream) in enumerate(zip(self.weighted, streams, strict=True))
             ]
-            with fast_attention(self.encoder.device):
+            # On a processor, plain products: their backward is faster than that of fused attention.
+            with sdpa_kernel(SDPBackend.MATH) if self.encoder.device.type == "cpu" else nullcontext():
                 values = self._step(batches)
             pair_count = len(batches[0].batch.queries) * process_count()
             if not np.isfinite(values["total"]):
@@ -203,14 +195,32 @@ class Trainer:
             counters.record(values)
             yield values, pair_count
 
+    def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
+        """Take this process's part of a batch; negatives are drawn for the entire batch, so that all parts fit."""
+        drawn = self.negatives.draw(batch, seed)
+        own_part = own_rows(len(batch.positions))
+        part, teacher = batch.rows(own_part), None
+        if source is self.pseudo and self.teacher is not None and self.neighbors is not None:
+            teacher = teacher_scores_of(self.teacher, part, self.neighbors, self.vectors, self.encoder.device)
+        return _SourceBatch(weight, part, drawn[own_part], teacher)
+
     def _step(self, batches: list[_SourceBatch]) -> dict[str, float]:
-        columns = [column for each in batches for column in self._columns(each)]
+        columns = [
+            column
+            for each in batches
+            for column in (
+                _Column("query", each.batch.queries),
+                _Column("document", each.batch.documents),
+                _Column("document", self.negatives.texts(each.drawn)),
+            )
+        ]
         for optimizer in self._rates:
             optimizer.zero_grad(set_to_none=True)
         found: list[HCESummands] = []
 
         def loss_of(embeddings: Tensor) -> Tensor:
-            found[:] = self._summands(batches, columns, embeddings)
+            blocks = iter(embeddings.split([len(column.texts) for column in columns]))
+            found[:] = [self._summands(each, next(blocks), next(blocks), next(blocks)) for each in batches]
             return torch.stack([each.weight * loss.total for each, loss in zip(batches, found, strict=True)]).sum()
 
         loss = self._backward(columns, loss_of)
@@ -224,6 +234,13 @@ class Trainer:
             for optimizer in self._rates:
                 optimizer.step()
         return values
+
+    def _summands(self, each: _SourceBatch, queries: Tensor, documents: Tensor, encoded: Tensor) -> HCESummands:
+        """Return the objective of a source from its embeddings."""
+        chosen = self.negatives.choose(each.batch, each.drawn, queries.detach(), encoded)
+        arrays = (each.batch.positions, chosen.positions, each.batch.known)
+        positions = Positions(*(torch.from_numpy(array).to(self.encoder.device) for array in arrays))
+        return self.objective.summands([queries, documents, *chosen.vectors.unbind(1)], positions, each.teacher)
 
     def _backward(self, columns: list[_Column], loss_of: Callable[[Tensor], Tensor]) -> Tensor:
         """Add the gradients of the loss to the parameters, and return the loss."""
@@ -239,57 +256,18 @@ class Trainer:
 
     def _embed(self, column: _Column) -> Tensor:
         """Encode texts; chunks hold no activations, which backward recomputes."""
-        if not self.recipe.chunk_size:
-            return self._embed_by_length(column)
-        features = self.encoder.tokenize(column.texts, column.side)
-
-        def embed(given: dict[str, Any]) -> Tensor:
-            return self.encoder.embed(dict(given), column.side)  # a copy: models put what they compute among features
-
-        vectors: Tensor = recomputed(embed, features, use_reentrant=False)  # both times with the same dropout
-        return vectors
-
-    def _embed_by_length(self, column: _Column) -> Tensor:
-        """Encode texts of like length together to save padding; a table pads nothing."""
-        side, texts = column
-        if self.encoder.is_table:
-            return self.encoder.embed(self.encoder.tokenize(texts, side), side)
-        batches = list(self.encoder.batches(texts, side))
-        features = [self.encoder.tokenize([texts[row] for row in rows], side) for rows in batches]
-        vectors = torch.cat([self.encoder.embed(each, side) for each in features])
-        return vectors[torch.from_numpy(np.argsort(np.concatenate(batches))).to(vectors.device)]
-
-    def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
-        """Take this process's part of a batch.
-
-        Negatives are drawn for the whole batch, so that all parts fit.
-        """
-        drawn = self.negatives.draw(batch, seed)
-        own_part = own_rows(len(batch.positions))
-        part, teacher = batch.rows(own_part), None
-        if source is self.pseudo and self.teacher is not None and self.neighbors is not None:
-            teacher = teacher_scores_of(self.teacher, part, self.neighbors, self.vectors, self.encoder.device)
-        return _SourceBatch(weight, part, drawn[own_part], teacher)
-
-    def _columns(self, each: _SourceBatch) -> list[_Column]:
-        """List a source's queries, documents and negatives that are encoded again."""
-        return [
-            _Column("query", each.batch.queries),
-            _Column("document", each.batch.documents),
-            _Column("document", self.negatives.texts(each.drawn)),
-        ]
-
-    def _summands(self, batches: list[_SourceBatch], columns: list[_Column], embeddings: Tensor) -> list[HCESummands]:
-        """Return the objective of each source, from the embeddings of all columns stacked."""
-        blocks = iter(embeddings.split([len(column.texts) for column in columns]))
-        found = []
-        for _, batch, drawn, teacher in batches:
-            queries, documents, encoded = next(blocks), next(blocks), next(blocks)
-            chosen = self.negatives.choose(batch, drawn, queries.detach(), encoded)
-            arrays = (batch.positions, chosen.positions, batch.known)
-            positions = Positions(*(torch.from_numpy(each).to(self.encoder.device) for each in arrays))
-            found.append(self.objective.summands([queries, documents, *chosen.vectors.unbind(1)], positions, teacher))
-        return found
+        (side, texts), encoder = column, self.encoder
+        if self.recipe.chunk_size:
+            # Copies, as models put what they compute among the features; both times with the same dropout.
+            features = encoder.tokenize(texts, side)
+            vectors: Tensor = recomputed(lambda given: encoder.embed(dict(given), side), features, use_reentrant=False)
+            return vectors
+        if encoder.is_table:
+            return encoder.embed(encoder.tokenize(texts, side), side)
+        batches = list(encoder.batches(texts, side))  # texts of like length together, to save padding
+        parts = [encoder.embed(encoder.tokenize([texts[row] for row in rows], side), side) for rows in batches]
+        order = torch.from_numpy(np.argsort(np.concatenate(batches)))
+        return torch.cat(parts)[order.to(parts[0].device)]
 
     def _set_learning_rate(self, step: int) -> None:
         share = rate_share(step, self.recipe.epochs * self.steps_per_epoch, self.recipe.warmup)
@@ -301,7 +279,13 @@ class Trainer:
 @contextmanager
 def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
     """Keep embeddings and a share of the layers out of training in this block."""
-    kept = [each for each in _lower_parameters(encoder.model, frozen) if each.requires_grad] if frozen else []
+    stacks = [module for module in encoder.model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
+    kept: list[nn.Parameter] = []
+    if frozen and stacks:
+        layers = max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
+        first = next(layers[min(int(frozen * len(layers)), len(layers) - 1)].parameters())
+        lower = takewhile(lambda parameter: parameter is not first, encoder.model.parameters())
+        kept = [parameter for parameter in lower if parameter.requires_grad]
     for parameter in kept:
         parameter.requires_grad_(False)
     try:
@@ -309,21 +293,6 @@ def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
     finally:
         for parameter in kept:
             parameter.requires_grad_(True)
-
-
-def _lower_parameters(model: nn.Module, share: float) -> list[nn.Parameter]:
-    """List what comes before the layers that are trained; nothing without layers."""
-    stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
-    if not stacks:
-        return []
-    layers = max(stacks, key=lambda stack: sum(parameter.numel() for parameter in stack.parameters()))
-    first = next(layers[min(int(share * len(layers)), len(layers) - 1)].parameters())
-    return list(takewhile(lambda parameter: parameter is not first, model.parameters()))
-
-
-def fast_attention(device: torch.device) -> AbstractContextManager[None]:
-    """Choose plain products on a processor: faster backward than fused attention."""
-    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
 def rate_share(step: int, total: int, warmup: float) -> float:
@@ -353,10 +322,10 @@ def _values(found: list[HCESummands]) -> dict[str, float]:
     losses or none has; only pseudo-queries have a neighbor loss.
     """
     first = found[0]
-    losses = {f"level_{t}": float(loss.detach()) for t, loss in enumerate(first.level_losses, start=1)}
-    accuracies = {f"accuracy_{t}": float(value.detach()) for t, value in enumerate(first.accuracies, start=1)}
-    values = {**losses, "document": float(first.document_loss.detach())}
-    neighbor_loss = next((summands.neighbor_loss for summands in found if summands.neighbor_loss is not None), None)
-    if neighbor_loss is not None:
-        values["neighbours"] = float(neighbor_loss.detach())
-    return {**values, **accuracies}
+    values = {f"level_{t}": loss for t, loss in enumerate(first.level_losses, start=1)}
+    values["document"] = first.document_loss
+    for each in found:
+        if each.neighbor_loss is not None:
+            values.setdefault("neighbours", each.neighbor_loss)
+    values |= {f"accuracy_{t}": value for t, value in enumerate(first.accuracies, start=1)}
+    return {name: float(value.detach()) for name, value in values.items()}

@@ -8,7 +8,7 @@ own leaf and the leaves around, and pushed away from others (the forces of UMAP)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ PERPLEXITY = 15.0
 APART = 0.25  # added to the distance of two sites for each level at which their ancestors differ
 ROUNDS = 30  # of evening out the cells
 RIM = 256  # points around the disc that they fill
-COAST = 1.5  # how far from the nearest site, in typical distances of two of them, no document's land is any more
+COAST = 1.5  # how far from the nearest site the sea begins, in typical distances of two sites
 EDGE = 0.94  # how much of the way to its cell's border a document may go
 NEIGHBORS = 10
 LEAVES_AROUND = 6  # whose documents may be neighbors too
@@ -70,7 +70,9 @@ def place_sites(tree: Hierarchy, level: int) -> np.ndarray:
     for ancestor in above.T:
         apart += APART * (ancestor[:, None] != ancestor[None, :])
     np.fill_diagonal(apart, 0)
-    first = _two_axes(centroids)
+    left, singular, _ = np.linalg.svd(centroids - centroids.mean(axis=0), full_matrices=False)
+    first = np.zeros((count, 2))  # principal components
+    first[:, : min(2, len(singular))] = (left * singular)[:, :2]
     model = TSNE(
         metric="precomputed",
         init=first * (1e-4 / max(first.std(), 1e-12)),
@@ -84,10 +86,7 @@ def place_sites(tree: Hierarchy, level: int) -> np.ndarray:
 
 
 def cells(sites: np.ndarray) -> Cells:
-    """Return the cells of sites of shape (S, 2).
-
-    Points in the sea around them keep those at the coast small.
-    """
+    """Return the cells of sites of shape (S, 2); points in the sea around them keep those at the coast small."""
     count = len(sites)
     voronoi = Voronoi(np.concatenate([sites, _sea(sites)]))
     polygons = [np.array(voronoi.regions[region]) for region in voronoi.point_region[:count]]
@@ -104,38 +103,43 @@ def cells(sites: np.ndarray) -> Cells:
 
 
 def place_documents(
-    tree: Hierarchy,
-    sites: np.ndarray,
-    documents: np.ndarray,
-    vectors: np.ndarray,
-    tell: Tell = lambda share: None,
+    tree: Hierarchy, sites: np.ndarray, documents: np.ndarray, vectors: np.ndarray, tell: Tell = lambda share: None
 ) -> np.ndarray:
-    """Return a place for each document in the cell of its site, of shape (N, 2), float32."""
+    """Return a place for each document in the cell of its site, of shape (N, 2), float32.
+
+    Args:
+        tree: the tree.
+        sites: what `place_sites` returned for `site_level(tree)`, of shape (S, 2).
+        documents: positions in the tree, of shape (N,).
+        vectors: of these documents, of shape (N, n).
+        tell: called with the share that is done.
+    """
     placed = np.empty((len(documents), 2), np.float32)
     if not len(documents):
         return placed
     site = tree.nodes_at(site_level(tree))[documents]
     order = np.argsort(site, kind="stable")  # documents of a cell are neighbors in the arrays
-    placed[order] = _place_in_order(tree, sites, site[order], documents[order], vectors[order], tell)
-    return placed
-
-
-def _place_in_order(
-    tree: Hierarchy, sites: np.ndarray, site: np.ndarray, documents: np.ndarray, vectors: np.ndarray, tell: Tell
-) -> np.ndarray:
-    """Place documents, which are in order of their sites."""
+    site, documents, vectors = site[order], documents[order], vectors[order]
     generator = np.random.default_rng(SEED)
     pairs = _neighbor_pairs(tree, documents, vectors, lambda share: tell(0.3 * share))
+    sums = sparse.csr_matrix((np.ones(pairs.nnz), np.arange(pairs.nnz), pairs.indptr), (len(documents), pairs.nnz))
     borders = _Borders.of(sites, cells(sites).neighbors)
     scale = float(np.median(borders.nearest) / np.sqrt(max(len(documents) / len(sites), 1)))  # of two documents
     places = borders.keep(sites[site] + generator.normal(0, 2 * scale, (len(documents), 2)), site)
     around = max(2, round(1.5 * len(documents) / len(sites)))
     for step in range(STEPS):
         near = (places / scale).astype(np.float32)
-        move = _pull(near, pairs) + _push(near, generator.integers(1, around, PUSHED))
+        off = near[pairs.indices] - np.repeat(near, np.diff(pairs.indptr), axis=0)
+        move = sums @ (off / (1 + np.einsum("ij,ij->i", off, off)[:, None]))  # the pull of the neighbors
+        for shift in generator.integers(1, around, PUSHED).tolist():  # others, mostly of the same cell, push away
+            off = near - np.roll(near, -shift, axis=0)
+            squared = np.einsum("ij,ij->i", off, off)
+            off *= (2 / ((0.1 + squared) * (1 + squared)))[:, None]
+            move += off - np.roll(off, shift, axis=0)
         places = borders.keep(places + (1 - step / STEPS) * scale * np.clip(move, -4, 4), site)
         tell(0.3 + 0.7 * (step + 1) / STEPS)
-    return borders.fill(places, site)
+    placed[order] = borders.fill(places, site)
+    return placed
 
 
 def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -147,15 +151,6 @@ def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> 
 
 
 # ------------------------------------------------------------------------------------------------- sites
-
-
-def _two_axes(rows: np.ndarray) -> np.ndarray:
-    """Return the first two principal components, of shape (S, 2)."""
-    centered = rows - rows.mean(axis=0)
-    left, singular, _ = np.linalg.svd(centered, full_matrices=False)
-    axes = np.zeros((len(rows), 2))
-    axes[:, : min(2, len(singular))] = (left * singular)[:, :2]
-    return axes
 
 
 def _within_unit_square(sites: np.ndarray) -> np.ndarray:
@@ -174,17 +169,13 @@ def _spread(places: np.ndarray) -> np.ndarray:
     rim = np.stack([np.cos(turn), np.sin(turn)], axis=1) * (reach * (1 + np.pi / RIM))
     for _ in range(ROUNDS):
         voronoi = Voronoi(np.concatenate([places, rim, 3 * rim]))
-        corners = [voronoi.regions[region] for region in voronoi.point_region[: len(places)]]
-        places = np.array([_middle(voronoi.vertices[each]) for each in corners])
+        for site, region in enumerate(voronoi.point_region[: len(places)].tolist()):
+            corners = voronoi.vertices[voronoi.regions[region]]
+            following = np.roll(corners, -1, axis=0)
+            cross = corners[:, 0] * following[:, 1] - following[:, 0] * corners[:, 1]
+            places[site] = ((corners + following) * cross[:, None]).sum(axis=0) / (3 * cross.sum())
         places *= np.minimum(1, reach / np.maximum(np.linalg.norm(places, axis=1), 1e-12))[:, None]
     return places
-
-
-def _middle(corners: np.ndarray) -> np.ndarray:
-    """Return the center of gravity, of shape (2,), of a convex polygon, of shape (corners, 2)."""
-    following = np.roll(corners, -1, axis=0)
-    cross = corners[:, 0] * following[:, 1] - following[:, 0] * corners[:, 1]
-    return np.asarray(((corners + following) * cross[:, None]).sum(axis=0) / (3 * cross.sum()))
 
 
 def _sea(sites: np.ndarray) -> np.ndarray:
@@ -247,11 +238,15 @@ class _Borders(NamedTuple):
 def _neighbor_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray, tell: Tell) -> sparse.csr_matrix:
     """Join each document with its nearest in its own leaf and the leaves around: (N, N), symmetric, ones."""
     count = len(documents)
-    leaf = tree.document_parent[documents]
-    order = np.argsort(leaf, kind="stable")
-    start = np.searchsorted(leaf[order], np.arange(tree.node_count(tree.depth - 1) + 1))
+    parent = tree.document_parent[documents]
+    order = np.argsort(parent, kind="stable")
+    start = np.searchsorted(parent[order], np.arange(tree.node_count(tree.depth - 1) + 1))
     rows, columns = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for own, others in _with_candidates(tree, order, start):
+    centroids = tree.levels[-1].centroids
+    for leaf in np.flatnonzero(np.diff(start)).tolist():
+        closest = np.argsort(-(centroids @ centroids[leaf]), kind="stable")[: LEAVES_AROUND + 1]
+        own = order[start[leaf] : start[leaf + 1]]
+        others = np.concatenate([order[start[each] : start[each + 1]] for each in np.union1d(closest, [leaf])])
         cosines = vectors[own] @ vectors[others].T
         cosines[own[:, None] == others[None, :]] = -np.inf
         most = min(NEIGHBORS, len(others) - 1)
@@ -263,32 +258,3 @@ def _neighbor_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray,
     row, column = np.concatenate(rows), np.concatenate(columns)
     pairs = sparse.csr_matrix((np.ones(len(row), np.float32), (row, column)), (count, count))
     return pairs.maximum(pairs.T).tocsr()
-
-
-def _with_candidates(tree: Hierarchy, order: np.ndarray, start: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the documents of each leaf, and those of the same and the closest leaves."""
-    centroids = tree.levels[-1].centroids
-    for leaf in np.flatnonzero(np.diff(start)).tolist():
-        closest = np.argsort(-(centroids @ centroids[leaf]), kind="stable")[: LEAVES_AROUND + 1]
-        around = np.union1d(closest, [leaf])
-        yield order[start[leaf] : start[leaf + 1]], np.concatenate([order[start[a] : start[a + 1]] for a in around])
-
-
-def _pull(places: np.ndarray, pairs: sparse.csr_matrix) -> np.ndarray:
-    """Return the pull of the neighbors on each document, of shape (N, 2)."""
-    off = places[pairs.indices] - np.repeat(places, np.diff(pairs.indptr), axis=0)
-    off /= 1 + np.einsum("ij,ij->i", off, off)[:, None]
-    sums = np.zeros((len(off) + 1, 2), np.float64)
-    np.cumsum(off, axis=0, out=sums[1:])
-    return np.asarray(np.diff(sums[pairs.indptr], axis=0))
-
-
-def _push(places: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-    """Return the push on each document, of shape (N, 2), from those `shifts` rows away, mostly of its own cell."""
-    push = np.zeros_like(places)
-    for shift in shifts.tolist():
-        off = places - np.roll(places, -shift, axis=0)
-        squared = np.einsum("ij,ij->i", off, off)
-        off *= (2 / ((0.1 + squared) * (1 + squared)))[:, None]
-        push += off - np.roll(off, shift, axis=0)
-    return push

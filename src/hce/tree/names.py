@@ -29,6 +29,7 @@ LARGEST_VOCABULARY = 50_000
 NAMING_WORD = r"(?u)\b[^\W\d_]{2}[\w-]*\b"
 ADDRESS = re.compile(r"[a-z+]{2,20}://\S+|\bwww\.\S+|[\w.+-]{1,64}@[\w-]+\.\S+")
 
+NO_WORDS = np.empty(0, dtype=np.int64)
 MOST_RATIO = np.log(8)
 EXPONENT = 1.5
 
@@ -53,14 +54,15 @@ def name_nodes(
     above = all_documents = _Group(having.sum(axis=0), np.array([len(hierarchy)]))
     total = sum(len(level.parent) for level in hierarchy.levels)
     with progress_bar("naming nodes", total, "nodes", show=progress) as advance:
-        for level in range(1, hierarchy.depth):
-            nodes = np.arange(hierarchy.node_count(level))
-            of_level = _Group.of(having, hierarchy.nodes_at(level), len(nodes))
-            weights = _weights(of_level, above, hierarchy.levels[level - 1].parent, all_documents)
-            ancestors = hierarchy.ancestors(level, nodes)[:, 1:-1]
-            inherited = (_inherited(names, each) for each in ancestors)
-            best = (_best(weight, singular, some, words) for weight, some in zip(weights, inherited, strict=True))
-            names.append(list(counted(best, advance)))
+        for t, level in enumerate(hierarchy.levels, start=1):
+            of_level = _Group.of(having, hierarchy.nodes_at(t), len(level.parent))
+            weights = _weights(of_level, above, level.parent, all_documents)
+            ancestors = hierarchy.ancestors(t, np.arange(len(level.parent)))[:, 1:-1]
+            names.append([])
+            for weight, nodes_above in zip(weights, ancestors, strict=True):
+                used = [names[up][node] for up, node in enumerate(nodes_above)]
+                names[-1].append(_best(weight, singular, np.concatenate([NO_WORDS, *used]), words))
+                advance(1)
             above = of_level
     return [[vocabulary[columns].tolist() for columns in level] for level in names]
 
@@ -80,11 +82,14 @@ def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int
     weights = _weights(_Group.of(having, side, 2), both, np.zeros(2, np.int64), both)[1]
     weights = weights.multiply(weights > 0).tocsr()
     weights.eliminate_zeros()
-    return list(map(str, vocabulary[_best(weights, singular, np.empty(0, np.int64), words)]))
+    return list(map(str, vocabulary[_best(weights, singular, NO_WORDS, words)]))
 
 
 def _counted(texts: Iterable[str]) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray] | None:
-    """Return the words that may be in a name; None if there are none."""
+    """Return which text has which word, 1 or 0, the words that may be in a name, and a number for each word.
+
+    The number is the same for "cell" and "cells". Without any words, return None.
+    """
     from sklearn.feature_extraction.text import CountVectorizer  # takes a second to import
 
     counter = CountVectorizer(
@@ -140,12 +145,6 @@ def _weights(nodes: _Group, above: _Group, parent: np.ndarray, everywhere: _Grou
     return weights.tocsr()
 
 
-def _inherited(names: Sequence[Sequence[np.ndarray]], ancestors: np.ndarray) -> np.ndarray:
-    """Return the columns of the words in the names of a node's ancestors, which are given from level 1 down."""
-    words = [names[above][node] for above, node in enumerate(ancestors)]
-    return np.concatenate([np.empty(0, dtype=np.int64), *words])
-
-
 def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarray, words: int) -> np.ndarray:
     """Return the columns of a node's heaviest words, heaviest first, a word in one form only; ties by the alphabet."""
     ranked = weights.indices[np.lexsort((weights.indices, -weights.data))]
@@ -155,14 +154,14 @@ def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarra
 
 
 def _singular(word: str) -> str:
-    """Return a word without the s of a plural: enough to keep "cell" and "cells" from standing side by side."""
+    """Return a word without the s of a plural: enough to keep "cell" and "cells" apart in one name."""
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
 def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dict[str, Any]:
     """Return the tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given.
 
-    A document whose id is None is not there any more, and left out; sizes are those of the tree.
+    Documents whose id is None are deleted ones, and left out; sizes are those of the tree.
     """
 
     def node_at(level: int, node: int) -> dict[str, Any]:
