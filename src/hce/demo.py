@@ -11,8 +11,8 @@ import inspect
 import sysconfig
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
-from hce.evaluation.evaluate import DenseSearcher, Report, Searcher, evaluate
+from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_several
 from hce.index.index import Index
@@ -59,19 +59,12 @@ SHORTEST_QUERY, SHORTEST_DOCUMENT = 3, 15  # words; below that there is nothing 
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@dataclass(frozen=True)
 class WordSearcher:
     """BM25 as an index has it; documents are numbered by their position."""
 
-    ids: Sequence[str]
-    words: Words
-
-    @classmethod
-    def of(cls, corpus: Corpus) -> WordSearcher:
-        """Index the words of a corpus."""
-        words = Words.new()
-        words.add(enumerate(corpus.texts()))
-        return cls(corpus.ids, words)
+    def __init__(self, corpus: Corpus) -> None:
+        self.ids, self.words = corpus.ids, Words.new()
+        self.words.add(enumerate(corpus.texts()))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
         """Find the k best documents that share a word with each query, best first."""
@@ -82,19 +75,31 @@ class WordSearcher:
 def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> dict[str, Any]:
     """Run and print the demo: progress goes to `err`, model and index to `folder`; return the facts for JSON."""
     start = time.perf_counter()
-    folder = _free_name(folder)
+    names = chain([folder.name], (f"{folder.name}-{number}" for number in count(2)))  # earlier demos stay
+    folder = next(free for name in names if not (free := folder.with_name(name)).exists())
     dataset = python_docstrings()
     found = Text(f"{len(dataset.corpus):,} docstrings", style="bold")
     out.print(found.append(" of this Python's standard library are the documents.", style="not bold"))
     out.print("The summary line of each is held out as the query that should find it; training never sees one.\n")
     searchers = _searchers(dataset, encoder_spec, seed, folder, err)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
-    chances = _chances(reports)
-    out.print(_table(reports, chances))
+    scores = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
+    compared = compare_several({name: (scores[PRODUCT], each) for name, each in scores.items() if name != PRODUCT})
+    chances = {name: each.p_holm for name, each in compared.items()}
+    table = Table("", *MEASURES, "p", box=None)
+    for name, report in reports.items():
+        means = [f"{report.means[measure]:.3f}" for measure in MEASURES]
+        chance = "" if name == PRODUCT else f"{chances[name]:.4f}"
+        table.add_row(name, *means, chance, style="bold" if name == PRODUCT else None)
+    out.print(table)
     out.print(f"p: could the difference to {PRODUCT} be chance? (paired randomization test, Holm's correction)")
     out.print(LEGEND)
 
-    corpus, tree = _with_summaries(dataset), trained_tree(folder / "model", dataset.corpus)
+    # The index has the full docstrings under their names, as people search them; nothing is trained on these.
+    summaries = {doc_id: dataset.queries[query].text for query, found in dataset.qrels.items() for doc_id in found}
+    full = (Document(each.id, f"{summaries[each.id]}\n\n{each.text}", title=each.id) for each in dataset.corpus)
+    corpus = Corpus.from_documents(full, name=dataset.corpus.name)
+    tree = trained_tree(folder / "model", dataset.corpus)
     with Index.create(folder / "index", corpus, folder / "model", hierarchy=tree) as index:
         _look_around(out, index, _untrained_and_words(corpus, Encoder.load(encoder_spec)))
         _come_and_go(out, index)
@@ -114,16 +119,13 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
 
 
 def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err: Console) -> dict[str, Searcher]:
-    """Make the systems, in the order of the table.
-
-    The trained model is written to `folder`.
-    """
+    """Make the systems, in the order of the table; the trained model is written to `folder`."""
     corpus = dataset.corpus
     untrained = Encoder.load(encoder_spec)
     recipe = Recipe.for_encoder(static=untrained.is_table, documents=len(corpus), seed=seed)
     by_untrained = DenseSearcher.of(untrained, corpus)
     searchers: dict[str, Searcher] = {
-        "bm25": WordSearcher.of(corpus),
+        "bm25": WordSearcher(corpus),
         "untrained": by_untrained,
         "hybrid": _untrained_and_words(corpus, untrained, by_untrained.vectors),
     }
@@ -143,30 +145,6 @@ def _untrained_and_words(corpus: Corpus, encoder: Encoder, vectors: np.ndarray |
     """Search by words and an encoder, with their usual shares."""
     usual = FIXED["table" if encoder.is_table else "transformer"]
     return Index.temporary(corpus, encoder, vectors=vectors, calibration=Calibration(usual))
-
-
-def _chances(reports: Mapping[str, Report]) -> dict[str, float]:
-    """Return the p of each rival's difference to the product, corrected for the number of rivals."""
-    scores = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
-    compared = compare_several({name: (scores[PRODUCT], each) for name, each in scores.items() if name != PRODUCT})
-    return {name: each.p_holm for name, each in compared.items()}
-
-
-def _table(reports: Mapping[str, Report], chances: Mapping[str, float]) -> Table:
-    """Show the means, and for each rival whether the difference to the product could be chance."""
-    table = Table("", *MEASURES, "p", box=None)
-    for name, report in reports.items():
-        means = [f"{report.means[measure]:.3f}" for measure in MEASURES]
-        chance = "" if name == PRODUCT else f"{chances[name]:.4f}"
-        table.add_row(name, *means, chance, style="bold" if name == PRODUCT else None)
-    return table
-
-
-def _with_summaries(dataset: Dataset) -> Corpus:
-    """Return the full docstrings under their names, as people search them; nothing is trained on these."""
-    summaries = {document: dataset.queries[query].text for query, found in dataset.qrels.items() for document in found}
-    documents = (Document(each.id, f"{summaries[each.id]}\n\n{each.text}", title=each.id) for each in dataset.corpus)
-    return Corpus.from_documents(documents, name=dataset.corpus.name)
 
 
 def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
@@ -199,12 +177,6 @@ def _come_and_go(out: Console, index: Index) -> None:
         out.print(f"  {name:8} {took:5.0f} ms   first hit: {hit.id}")
 
 
-def _free_name(folder: Path) -> Path:
-    """Return the first of folder, folder-2, folder-3, … that does not exist: earlier demos stay."""
-    names = chain([folder.name], (f"{folder.name}-{number}" for number in count(2)))
-    return next(free for name in names if not (free := folder.with_name(name)).exists())
-
-
 # ------------------------------------------------------------------------------------------------- docstrings
 
 
@@ -222,10 +194,9 @@ def python_docstrings(library: Path | None = None) -> Dataset:
         long_enough = len(summary.split()) >= SHORTEST_QUERY and len(rest.split()) >= SHORTEST_DOCUMENT
         if long_enough and name not in documents:
             documents[name] = Document(name, rest)
-            queries[name] = Query(f"? {name}", summary)
+            queries[f"? {name}"] = Query(f"? {name}", summary)
     corpus = Corpus.from_documents(documents.values(), name="Python docstrings")
-    asked = {query.id: query for query in queries.values()}
-    return Dataset(corpus, asked, Qrels(Judgment(query.id, name, 1) for name, query in queries.items()))
+    return Dataset(corpus, queries, Qrels(Judgment(f"? {name}", name, 1) for name in documents))
 
 
 def _docstrings(library: Path) -> Iterator[tuple[str, str]]:
@@ -240,10 +211,9 @@ def _file_docstrings(path: Path, module: str) -> Iterator[tuple[str, str]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old escapes in somebody else's strings
-            tree = ast.parse(path.read_bytes())
+            stack: list[tuple[str, Definition]] = [(module, ast.parse(path.read_bytes()))]
     except (SyntaxError, ValueError):  # the library keeps some broken files on purpose, for its own tests
         return
-    stack: list[tuple[str, Definition]] = [(module, tree)]
     while stack:
         name, node = stack.pop()
         docstring = ast.get_docstring(node, clean=False)
