@@ -161,11 +161,7 @@ def evaluate(
 def rank(
     searcher: Searcher, queries: Mapping[str, Query], qrels: Qrels, depth: int = CUTOFF, *, drop_self: bool = True
 ) -> dict[str, list[Scored]]:
-    """Search for every judged query; at most `depth` hits each, in the searcher's own order.
-
-    Raises:
-        InputError: a judged query is not among the queries, or the searcher finds a document twice.
-    """
+    """Search for every judged query; at most `depth` hits each, in the searcher's own order."""
     unknown = [query_id for query_id in qrels if query_id not in queries]
     if unknown:
         raise InputError(
@@ -188,11 +184,7 @@ def without_self(query_id: str, hits: Sequence[Scored]) -> list[Scored]:
 
 
 def score_run(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES, *, drop_self: bool = True) -> Report:
-    """Measure rankings, such as those that `hce.evaluation.runs.read_run` reads.
-
-    Raises:
-        InputError: an unknown measure, no judgments, or a run without any judged query.
-    """
+    """Measure rankings, such as those that `hce.evaluation.runs.read_run` reads."""
     parsed = {name: parse_measure(name) for name in measures}
     if not qrels:
         raise InputError("there are no judgments to measure by")
@@ -213,11 +205,7 @@ def score_run(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES
 
 
 def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) -> None:
-    """Warn of relevant documents that are not in the corpus; each counts as missed.
-
-    Raises:
-        InputError: none is there, so that judgments and corpus do not belong together.
-    """
+    """Warn of relevant documents that are not in the corpus; each counts as missed."""
     relevant = {document_id for query_id in qrels for document_id in qrels.positives(query_id)}
     missing = sorted(relevant.difference(documents))
     if relevant and len(missing) == len(relevant):
@@ -249,9 +237,6 @@ def parse_measure(name: str) -> Measure:
 
     >>> [str(parse_measure(name)) for name in ("ndcg@10", "MRR@10", "hit@5", "recall@100", "map")]
     ['nDCG@10', 'RR@10', 'Success@5', 'R@100', 'AP']
-
-    Raises:
-        InputError: there is no such measure; the message lists those that there are.
     """
     parts = re.fullmatch(r"([a-z_]+)(?:@([1-9][0-9]{0,8}))?", name.strip().lower())
     family = FAMILIES.get(parts[1]) if parts else None

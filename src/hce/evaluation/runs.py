@@ -33,11 +33,7 @@ Run = Mapping[str, Sequence[Scored]]  # the ranking of each query, by its id, be
 
 
 def read_run(path: str | Path) -> dict[str, list[Scored]]:
-    """Read a run, plain or .gz, with hits in trec_eval's order.
-
-    Raises:
-        InputError: a malformed line, a document that a query finds twice, or no line at all.
-    """
+    """Read a run, plain or .gz, with hits in trec_eval's order."""
     scores: dict[str, dict[str, float]] = {}
     for line in read_lines(path):
         if line.text.strip():
@@ -56,9 +52,6 @@ def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
     """Write a run atomically, compressed if the name ends in .gz; a query without hits has no line.
 
     The rankings keep their order: scores that do not fall are lowered by the least that makes them fall.
-
-    Raises:
-        InputError: an id or the tag holds white space, a score is not a number, or no query has a hit.
     """
     if not any(run.values()):
         raise InputError(f"{path}: not written, as no query has a hit")
@@ -72,11 +65,7 @@ def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
 
 
 def falling_scores(scores: Sequence[float]) -> np.ndarray:
-    """Return the scores in float32, each lowered below the one before it.
-
-    Raises:
-        InputError: a score is infinite or no number.
-    """
+    """Return the scores in float32, each lowered below the one before it."""
     with np.errstate(over="ignore"):
         falling = np.array(scores, dtype=np.float32)
     if not np.isfinite(falling).all():

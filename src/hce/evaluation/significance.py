@@ -55,9 +55,6 @@ def compare_paired(a: Scores, b: Scores, seed: int = 0) -> Paired:
     >>> paired = compare_paired({"q1": 1.0, "q2": 0.5, "q3": 0.5}, {"q1": 0.5, "q2": 0.5, "q3": 0.0})
     >>> paired.p, paired.better, paired.worse, paired.equal  # two queries differ: 2 of 4 signs are as far from 0
     (0.5, 2, 0, 1)
-
-    Raises:
-        InputError: the queries are not the same, or there are none.
     """
     if a.keys() != b.keys() or not a:
         raise InputError(

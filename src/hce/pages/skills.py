@@ -108,12 +108,7 @@ class _Skills:
 
 
 def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
-    """Write the first levels of an index's tree into a new folder, complete or not at all; return how many files.
-
-    Raises:
-        InputError: the folder is not empty.
-        NotThereError: the index has no tree.
-    """
+    """Write the first levels of an index's tree into a new folder, complete or not at all; return how many files."""
     with new_folder(folder) as new, index.state.reading() as reader:
         return _Skills(index, reader, levels).write(_Page(0, 0, index.path.absolute().name, new))
 

@@ -49,9 +49,6 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
         rules: who may ask for what; by default this machine may, and may write.
         metrics: whether requests are counted, and /metrics is there.
         learns: whether the mean of all queries is kept in the index's folder.
-
-    Raises:
-        MissingPackageError: the package that keeps metrics is not installed.
     """
     site = ServedIndex(index, rules or Rules(), learns=learns)
 
@@ -90,11 +87,7 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take an address; port 0 takes a free one.
-
-    Raises:
-        InputError: someone else has the port, or there is no such address here.
-    """
+    """Take an address; port 0 takes a free one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -55,11 +55,7 @@ class Lane:
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
-        """Call `work` in a thread.
-
-        Raises:
-            BusyError: the queue is full.
-        """
+        """Call `work` in a thread."""
         with self._lock:
             if self._inside >= self.most:
                 raise BusyError
@@ -90,11 +86,7 @@ class QueryBatcher:
         self._task: asyncio.Task[None] | None = None
 
     async def encode(self, text: str) -> np.ndarray:
-        """Encode a query; return its vector, of shape (n,).
-
-        Raises:
-            BusyError: the queue is full.
-        """
+        """Encode a query; return its vector, of shape (n,)."""
         if len(self._waiting) >= self._most:
             raise BusyError
         found: asyncio.Future[np.ndarray] = asyncio.get_running_loop().create_future()
@@ -120,9 +112,6 @@ class AskedQueries:
     """Encodes queries and adds them to the mean in the index's folder, for `hce serve --learn-queries`.
 
     Their texts are never kept.
-
-    Raises:
-        InputError: the index has a static encoder, which a mean of queries does not help.
     """
 
     def __init__(self, state: IndexState) -> None:

@@ -56,9 +56,6 @@ class Client:
     Args:
         address: of the server, such as http://127.0.0.1:8080.
         token: what the server, or a proxy before it, may want.
-
-    Raises:
-        InputError: that is no address.
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
@@ -78,11 +75,7 @@ class Client:
     def search(
         self, text: str, k: int = 10, where: Sequence[str] = (), mode: str = "hybrid", *, unique: bool = False
     ) -> Answer:
-        """Find the k best documents for a text, best first; the arguments are those of `hce search`.
-
-        Raises:
-            InputError: nobody answers, it is no `hce serve`, or it refuses the request.
-        """
+        """Find the k best documents for a text, best first; the arguments are those of `hce search`."""
         asked = {"q": text, "k": k, "mode": mode, "where": where, "unique": str(unique).lower()}
         with closing(self._connection):
             answer = self._get(f"/api/search?{urlencode(asked, doseq=True)}")

@@ -78,9 +78,6 @@ def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str]
         token: what a write must bring; generated if missing where others can connect.
         writable: whether documents can be written at all.
         names: further names of the server, such as the one that a proxy passes on.
-
-    Raises:
-        InputError: a token that no request could bring, or a name that is none.
     """
     if token is not None and (not 1 <= len(token) <= TOKEN_CHARACTERS or any(not "!" <= sign <= "~" for sign in token)):
         raise InputError(
@@ -249,11 +246,7 @@ class _Answer:
         self.bytes = 0
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer, with the missing ones of `HEADERS`.
-
-        Raises:
-            MemoryError: too many bytes of other answers are under way; a large one may go alone.
-        """
+        """Send a part of the answer, with the missing ones of `HEADERS`."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             size, others = int(headers.get("content-length", 0)), self._guard.bytes_under_way
@@ -286,11 +279,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _body(headers: dict[str, str], receive: Receive) -> bytes | None:
-    """Read a request's body; None where the client left before its end.
-
-    Raises:
-        Refusal: it is too large or too slow.
-    """
+    """Read a request's body; None where the client left before its end."""
     announced = headers.get("content-length", "0")
     is_too_large = announced.isdigit() and int(announced[:20]) > BODY_BYTES
     body = bytearray()
