@@ -807,7 +807,7 @@ def test_every_answer_is_of_the_type_that_the_openapi_page_tells(client):
     found = {
         api.SearchAnswer: ready(client),
         api.FieldsAnswer: client.get("/api/fields").json(),
-        api.DocumentAnswer: client.get("/api/documents/d0").json(),
+        Document: client.get("/api/documents/d0").json(),
         browse.TreeAnswer: client.get("/api/tree", params={"depth": 2}).json(),
         browse.WayAnswer: client.get("/api/tree/path", params={"q": "w0"}).json(),
         api.StatusAnswer: client.get("/api/status", params={"drift": True}).json(),

@@ -130,7 +130,7 @@ def _fields(value: Any) -> dict[str, Any]:
     """Do as `dataclasses.asdict` does, without its copies, which took longer than a search."""
     if not is_dataclass(value):
         raise TypeError(f"an answer cannot hold a {type(value).__name__}")
-    return vars(value)
+    return {name: getattr(value, name) for name in value.__slots__} if hasattr(value, "__slots__") else vars(value)
 
 
 async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any) -> Json:
@@ -353,16 +353,6 @@ class NewDocuments(BaseModel):
 
 
 @dataclass(frozen=True)
-class DocumentAnswer:
-    """A document."""
-
-    id: str
-    title: str
-    text: str
-    metadata: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Written:
     """What a write did, and how many documents there are now."""
 
@@ -399,15 +389,15 @@ async def add_documents(site: Served, new: NewDocuments) -> Json:
     return Json(Written(await site.looks.run(len, site.index), added=count), 201)
 
 
-@router.get("/api/documents/{doc_id:path}", response_model=DocumentAnswer)
+@router.get("/api/documents/{doc_id:path}", response_model=Document)
 async def get_document(site: Served, doc_id: str) -> Json:
     """Get a document with all of its text."""
 
-    def get() -> DocumentAnswer:
+    def get() -> Document:
         found = site.index.get(doc_id)
         if found is None:
             raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
-        return DocumentAnswer(found.id, found.title, found.text, found.metadata)
+        return found
 
     return await rendered(site.looks, get)
 

@@ -9,6 +9,7 @@ import numpy as np
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import Response
 
+from hce.data.documents import Document
 from hce.index.background import DocumentMap, MapReadiness
 from hce.index.tree import LiveTree, Node, NotThereError, Way
 from hce.web.api import ID_CHARACTERS, NO_STORE, QUERY_CHARACTERS, REFUSED, TITLE_SHOWN, Json, Served, answer, rendered
@@ -77,8 +78,12 @@ async def tree(
 def _tree(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:
     found = live.node(level, node, depth, most)
     documents = live.documents(node, offset, most) if level == live.levels else []
-    listed = [Listed(each.id, each.title[:TITLE_SHOWN], each.text[:LISTED_CHARACTERS]) for each in documents]
+    listed = [Listed(*_shown(each)) for each in documents]
     return TreeAnswer(live.levels, found, live.above(level, node), listed, offset)
+
+
+def _shown(document: Document) -> tuple[str, str, str]:
+    return document.id, document.title[:TITLE_SHOWN], document.text[:LISTED_CHARACTERS]
 
 
 @router.get("/api/tree/path", response_model=WayAnswer)
@@ -131,13 +136,10 @@ class MapAnswer:
 
 
 @dataclass(frozen=True)
-class MapDocument:
+class MapDocument(Listed):
     """A point of the map: the document's number in the points, and what is shown of the document."""
 
     number: int
-    id: str
-    title: str
-    beginning: str
 
 
 @dataclass(frozen=True)
@@ -181,16 +183,12 @@ async def documents(
 ) -> Json:
     """Return which documents some points are; those that are gone are left out."""
 
-    def found() -> list[MapDocument]:
+    def listed() -> list[MapDocument]:
         with site.index.state.reading() as reader:
-            there = reader.documents(number)
-        pairs = ((each, there[each]) for each in number if each in there)
-        return [
-            MapDocument(each, found.id, found.title[:TITLE_SHOWN], found.text[:LISTED_CHARACTERS])
-            for each, found in pairs
-        ]
+            found = reader.documents(number)
+        return [MapDocument(*_shown(found[each]), each) for each in number if each in found]
 
-    return await rendered(site.looks, found)
+    return await rendered(site.looks, listed)
 
 
 @router.get("/api/map/places", response_model=MapPlaces)
