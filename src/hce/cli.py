@@ -35,21 +35,14 @@ REPORT_BUGS = "this is a bug in hce; please report it with the lines above and t
 
 
 class Commands(TyperGroup):
-    """Our commands, and those that installed packages offer as entry points of the group `hce.commands`.
-
-    Other packages are looked at only where a command is none of ours, or all are listed: looking takes time.
-    """
+    """Our commands, and those that installed packages offer as entry points; looking for these takes time."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Name our commands, in the order of `hce --help`, then the others."""
         return [*super().list_commands(ctx), *offered_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by its name.
-
-        Raises:
-            MissingPackageError: it belongs to the laboratory, which is not installed.
-        """
+        """Find a command by its name; MissingPackageError if it is in the laboratory, which is not installed."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         if (offer := offered_commands().get(cmd_name)) is not None:
@@ -62,7 +55,7 @@ class Commands(TyperGroup):
 
 
 def offered_commands() -> dict[str, EntryPoint]:
-    """Return the commands of other installed packages by name."""
+    """Return the commands of other installed packages, entry points of the group `hce.commands`, by name."""
     return {entry.name: entry for entry in sorted(entry_points(group="hce.commands"), key=lambda entry: entry.name)}
 
 

@@ -88,12 +88,7 @@ def read_bytes(path: str | Path, within: str | Path | None = None, *, most: int 
 
 
 def read_json_value(path: str | Path) -> Any:
-    """Read any value that `write_json` wrote; NaN and infinity become None.
-
-    Raises:
-        FormatError: nothing is there, it is too large, or it is not JSON.
-        OutsideError: it is no regular file.
-    """
+    """Read any value that `write_json` wrote, with None for NaN and infinity; FormatError if nothing sound is there."""
     try:
         return json.loads(read_bytes(path).decode(), parse_constant=lambda name: None)
     except OSError as error:
@@ -110,12 +105,12 @@ def plain_path(path: str | Path, within: str | Path | None = None) -> Path:
 
 def is_file(path: str | Path, within: str | Path | None = None) -> bool:
     """Return whether a regular file is there; OutsideError if something else is."""
-    return _is_there(Path(path), within, stat.S_ISREG)
+    return _found(Path(path), within, stat.S_ISREG)
 
 
 def is_folder(path: str | Path, within: str | Path | None = None) -> bool:
     """Return whether a folder is there; OutsideError if something else is."""
-    return _is_there(Path(path), within, stat.S_ISDIR)
+    return _found(Path(path), within, stat.S_ISDIR)
 
 
 def names_in(folder: str | Path, within: str | Path | None = None) -> list[str]:
@@ -190,7 +185,7 @@ def _require_plain(path: Path, within: str | Path | None, is_wanted: Callable[[i
     return found
 
 
-def _is_there(path: Path, within: str | Path | None, is_wanted: Callable[[int], bool]) -> bool:
+def _found(path: Path, within: str | Path | None, is_wanted: Callable[[int], bool]) -> bool:
     try:
         _require_plain(path, within, is_wanted)
     except (FileNotFoundError, NotADirectoryError):
@@ -218,10 +213,7 @@ def _opened(path: Path, within: str | Path | None) -> int:
 
 
 def _is_of_hub(path: Path) -> bool:
-    """Return whether a link leads to a blob of the hub's cache that it is a part of.
-
-    huggingface_hub keeps a model as snapshots/REVISION/NAME, links to ../../blobs/HASH.
-    """
+    """Return whether a link leads to a blob of its own hub cache: snapshots/REVISION/NAME links to ../../blobs/HASH."""
     target, folder = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     blobs = target.parent
     return blobs.name == "blobs" and folder.is_relative_to(blobs.parent / "snapshots") and target.is_file()

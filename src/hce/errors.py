@@ -27,7 +27,7 @@ class InputError(HceError):
 
 
 def wrong_type(value: object, advice: str) -> InputError:
-    """Return the error for an argument of a wrong type, which would fail later where the message says nothing.
+    """Return the error for an argument of a wrong type.
 
     >>> str(wrong_type(["q1"], "queries: give a mapping of ids to queries"))
     'queries: give a mapping of ids to queries, not list'
@@ -44,10 +44,7 @@ class WriterBusyError(InputError):
 
 
 class AwayError(HceError):
-    """A server does not answer, or cannot do just now what it is asked for.
-
-    It may a little later.
-    """
+    """A server does not answer, or cannot do now what it is asked for; it may a little later."""
 
 
 class MissingPackageError(HceError):
@@ -56,11 +53,7 @@ class MissingPackageError(HceError):
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turn an import inside the block that fails into the command that installs what is missing.
-
-    Raises:
-        MissingPackageError: a package of this extra is not installed.
-    """
+    """Turn an import error in this block into MissingPackageError, with the command that installs the extra."""
     try:
         yield
     except ImportError as error:

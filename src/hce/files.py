@@ -24,7 +24,7 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import reduce
 from pathlib import Path
 from types import UnionType
@@ -57,11 +57,7 @@ BYTES_AT_ONCE = 1 << 22
 
 @contextmanager
 def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary file next to `path`; on success it replaces `path`.
-
-    Raises:
-        InputError: `path` is a folder, or the system refuses the write: the disk is full, or read-only.
-    """
+    """Open a temporary file next to `path`, which replaces `path` on success; InputError if it cannot be written."""
     path = Path(path)
     with writing_to(path):
         if path.is_dir():
@@ -80,11 +76,7 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def writing_to(path: str | Path) -> Iterator[None]:
-    """Turn any failure to write in this block into one line.
-
-    Raises:
-        InputError: the disk is full, read-only or failing, or the folder is not ours to write to.
-    """
+    """Turn any failure to write in this block into InputError: a disk that is full, read-only or failing."""
     try:
         yield
     except HceError:
@@ -103,12 +95,12 @@ def writing_to(path: str | Path) -> Iterator[None]:
 @contextmanager
 def open_text(path: str | Path) -> Iterator[IO[str]]:
     """Open a text file for writing, atomically; `.gz` names are compressed."""
-    if Path(path).suffix.lower() != ".gz":
-        with open_atomically(path) as file:
-            yield file
-    else:
-        with open_atomically(path, "wb") as raw, gzip.open(raw, "wt", encoding="utf-8", newline="") as file:
-            yield file
+    is_compressed = Path(path).suffix.lower() == ".gz"
+    with (
+        open_atomically(path, "wb" if is_compressed else "w") as file,
+        gzip.open(file, "wt", encoding="utf-8", newline="") if is_compressed else nullcontext(file) as text,
+    ):
+        yield text
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -119,12 +111,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a JSON object that `write_json` wrote.
-
-    Raises:
-        FormatError: nothing is there, or it is not a JSON object.
-        OutsideError: it is no regular file.
-    """
+    """Read a JSON object that `write_json` wrote; FormatError if there is none, OutsideError for no regular file."""
     value = read_json_value(path)
     if not isinstance(value, dict):
         raise FormatError(f"{path}: damaged (a JSON {type(value).__name__} where an object should be)")
@@ -132,15 +119,9 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = ()) -> T:
-    """Make a dataclass or a named tuple of JSON values, checked by type.
+    """Make a dataclass or a named tuple of JSON values; FormatError, without the file's name, if a type is wrong.
 
-    Args:
-        kind: the class; names that it does not have are skipped.
-        values: the JSON value.
-        may_be_nan: fields whose numbers may be None, as NaN is read.
-
-    Raises:
-        FormatError: a value is missing or has another type; the message does not name the file.
+    Names that `kind` does not have are skipped. Numbers of fields in `may_be_nan` may be None, as NaN is read.
     """
     if not isinstance(values, dict):
         raise FormatError(f"a {type(values).__name__} where an object should be")
@@ -199,11 +180,7 @@ def require_free(output: str | Path, resume: bool) -> None:
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` on success.
-
-    Raises:
-        InputError: `path` is a file or a folder that is not empty, or the system refuses the write.
-    """
+    """Yield a temporary folder that becomes `path` on success; InputError if it is taken or cannot be written."""
     path = Path(path).absolute()  # "." has no name to build a neighbor's from
     require_new(path)
     with writing_to(path):
@@ -233,11 +210,7 @@ def delete_whole(path: Path) -> None:
 
 
 class ScratchFolder:
-    """A folder for temporary files, deleted with this object; after a kill, when the next one is made.
-
-    Attributes:
-        path: the folder. Processes forked from this one do not delete it.
-    """
+    """A folder for temporary files, deleted with this object (not by forks), or after a kill with the next one."""
 
     def __init__(self, prefix: str) -> None:
         delete_stale(Path(tempfile.gettempdir()).glob(f"{prefix}*"))
@@ -245,7 +218,7 @@ class ScratchFolder:
         while lock is None:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             lock = _lock(self.path)
-        self._deletion = weakref.finalize(self, _delete_own, self.path, lock, os.getpid())
+        weakref.finalize(self, _delete_own, self.path, lock, os.getpid())
 
 
 def unfinished(output: str | Path) -> Path:
@@ -270,11 +243,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def held_alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold a folder for work that one process at a time may do; a kill releases it.
-
-    Raises:
-        InputError: another process holds it, with `refusal` as its message.
-    """
+    """Hold a folder for work of one process at a time, or raise InputError(`refusal`); a kill releases it."""
     if fcntl is None:
         yield
         return
@@ -312,11 +281,7 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = None) -> None:
-    """Delete what killed writes of a name, or of any, left in a folder.
-
-    Raises:
-        OutsideError: the folder is reached through a link; see `hce.contained`.
-    """
+    """Delete what killed writes of a name, or of any, left in a folder that is reached without links."""
     found = ((name, LEFTOVER.fullmatch(name)) for name in names_in(folder, within))
     delete_stale([folder / name for name, match in found if match and of in (None, match[1])])
 
@@ -404,12 +369,7 @@ def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
 def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] | None:
     """Return a line for each file that is missing or changed since `write_checksums`; None without checksums.
 
-    Args:
-        folder: only its regular files are opened.
-        advance: called with the number of bytes just read.
-
-    Raises:
-        OutsideError: something in the folder is a link, a pipe or a device.
+    `advance` is called with the number of bytes just read. OutsideError if there is a link, a pipe or a device.
     """
     if not is_file(folder / CHECKSUMS):
         return None
@@ -420,13 +380,13 @@ def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] 
         return [str(error)]
     damaged = []
     for name, checksum in known.items():
+        found = None
+        with suppress(OSError):
+            found = file_checksum(folder / name, advance) if name in files else None
         if name not in files:
             damaged.append(f"{name} is missing, or is no regular file in this folder")
-            continue
-        with suppress(OSError):
-            if file_checksum(folder / name, advance) == checksum:
-                continue
-        damaged.append(f"{name} is not as it was written")
+        elif found != checksum:
+            damaged.append(f"{name} is not as it was written")
     return damaged
 
 

@@ -122,8 +122,8 @@ def gather(rows: Tensor) -> Tensor:
 
 
 def with_averaged_gradient(parameter: Tensor) -> Tensor:
-    """Average a parameter's gradient over the processes: DistributedDataParallel only sees the encoder's."""
-    if process_count() == 1:
+    """Return an alias of a parameter whose gradient is averaged over the processes."""
+    if process_count() == 1 or not parameter.requires_grad:
         return parameter
 
     def average(gradient: Tensor) -> Tensor:
@@ -132,14 +132,8 @@ def with_averaged_gradient(parameter: Tensor) -> Tensor:
         return gradient / dist.get_world_size()
 
     alias = parameter.view_as(parameter)
-    if alias.requires_grad:
-        alias.register_hook(average)
+    alias.register_hook(average)
     return alias
-
-
-def gather_rows(rows: np.ndarray, device: torch.device) -> np.ndarray:
-    """Return all processes' rows stacked; all must have the same number."""
-    return gather(torch.from_numpy(rows).to(device)).cpu().numpy()
 
 
 def own_rows(count: int) -> slice:
@@ -152,7 +146,7 @@ def own_rows(count: int) -> slice:
 def working_together(wanted: bool = True) -> Iterator[None]:
     """Let `share_out` share work in this block; all processes must do the same work in the same order.
 
-    It is off by default: a tree that one process alone grows must not wait for the others.
+    It is off by default: a tree that one process grows must not wait for the others.
     """
     token = _working_together.set(wanted)
     try:
@@ -162,7 +156,7 @@ def working_together(wanted: bool = True) -> Iterator[None]:
 
 
 def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
-    """Return the results of `work(items)`, one an item; processes that work together each do a share.
+    """Return the results of `work(items)`, one per item; processes that work together each do a share.
 
     Results are arrays, numbers, strings, None, and tuples and lists of these; a tuple from another process is a list.
     """
@@ -357,23 +351,19 @@ class _Others:
 
     def reason(self) -> str | None:
         """Return why another process stopped, if it said so."""
-        found: list[str] = []
-
-        def look() -> None:
-            if self._store.check(["reason"]):
-                found.append(f"stopped with the others: {self._store.get('reason').decode()}")
-
-        _within(HEARING, look)
-        return next(iter(found), None)
+        said = _within(HEARING, lambda: self._store.check(["reason"]) and self._store.get("reason").decode())
+        return f"stopped with the others: {said}" if said else None
 
 
-def _within(seconds: float, act: Callable[[], object]) -> None:
-    """Act, but not for longer: the store may be gone with its host, and a call then fails or never returns."""
+def _within(seconds: float, act: Callable[[], Any]) -> Any:
+    """Return what `act` does within a time, else None: a store that is gone with its host fails or never answers."""
+    found: list[Any] = []
 
     def tried() -> None:
         with suppress(Exception):
-            act()
+            found.append(act())
 
     thread = threading.Thread(target=tried, daemon=True)
     thread.start()
     thread.join(seconds)
+    return found[0] if found else None

@@ -56,13 +56,13 @@ def progress_bar(description: str, total: int | None, unit: str, *, show: bool |
             return
         try:
             with _terminal_bar(description, total, unit) as advance:
-                yield _up_to(total, advance)
+                yield advance
         finally:
             _drawing.release()
     else:
         lines = _PlainLines(description, total, unit)
         with every(SECONDS_TO_FIRST_LINE, lambda: lines.advance(0)):  # shows that something is still done
-            yield _up_to(total, lines.advance)
+            yield lines.advance
 
 
 def counted(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
@@ -70,20 +70,6 @@ def counted(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
     for item in items:
         yield item
         advance(1)
-
-
-def _up_to(total: int | None, advance: Advance) -> Advance:
-    if total is None:
-        return advance
-    left = total
-
-    def advance_within(count: int) -> None:
-        nonlocal left
-        counted = min(count, left)
-        left -= counted
-        advance(counted)
-
-    return advance_within
 
 
 @contextmanager
@@ -110,7 +96,8 @@ def _terminal_bar(description: str, total: int | None, unit: str) -> Iterator[Ad
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=total is None) as progress:
         task = progress.add_task(description, total=total)
-        yield lambda count: progress.advance(task, count)
+        most = float("inf") if total is None else total
+        yield lambda count: progress.advance(task, min(count, most - progress.tasks[0].completed))
 
 
 class _RateColumn(ProgressColumn):
@@ -136,9 +123,9 @@ class _PlainLines:
         self._lock = threading.Lock()
 
     def advance(self, count: int) -> None:
-        """Count what was done, and write a line if one is due."""
+        """Count items, and write a line if one is due."""
         with self._lock:
-            self._done += count
+            self._done = self._done + count if self.total is None else min(self._done + count, self.total)
             now = time.monotonic()
             is_end = self.total is not None and self._done >= self.total
             if now >= self._next_line or (is_end and now - self._start >= SECONDS_BETWEEN_LINES):

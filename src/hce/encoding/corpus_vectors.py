@@ -23,7 +23,7 @@ from hce.encoding.encoder import Encoder, OnTokens
 from hce.errors import InputError
 from hce.files import delete_whole, make_folder, other_identity, read_json, sync_folder, write_json
 from hce.memory import write_to_be_mapped
-from hce.processes import gather_rows, is_first_process, own_rows, process_count, process_rank, wait_for_all
+from hce.processes import gather, is_first_process, own_rows, process_count, process_rank, wait_for_all
 from hce.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,9 @@ def encode_among_processes(
             block = rows[start : start + at_once]
             vectors[start : start + len(block)] = encode(block, [corpus[row].full_text for row in block.tolist()])
             advance(len(block))
-    return vectors if process_count() == 1 else gather_rows(vectors, device)[: len(corpus)]
+    if process_count() == 1:
+        return vectors
+    return gather(torch.from_numpy(vectors).to(device)).cpu().numpy()[: len(corpus)]
 
 
 class Block(NamedTuple):

@@ -80,20 +80,13 @@ def is_address(text: str | Path) -> bool:
 
 
 class MilvusRow(NamedTuple):
-    """What a partition keeps under a number.
-
-    Attributes:
-        document: the number of its document.
-        part: how many pieces a content has, or which of them this is.
-        content: a text of at most `PIECE` bytes.
-        vector: of shape (n,); None if the row is not found by meaning.
-    """
+    """What a partition keeps under a number."""
 
     number: int
-    document: int
-    part: int
-    content: str
-    vector: np.ndarray | None = None
+    document: int  # the number of its document
+    part: int  # how many pieces a content has, or which of them this is
+    content: str  # a text of at most `PIECE` bytes
+    vector: np.ndarray | None = None  # of shape (n,); None if the row is not found by meaning
 
 
 class Partition(NamedTuple):
@@ -264,16 +257,12 @@ def _reason(error: Exception) -> str:
 
 @dataclass(eq=False)
 class Collection:
-    """Rows in the partitions of one collection.
-
-    Attributes:
-        since: reads see all that was written before this moment of Milvus's clock; 0: all at all, which takes longer.
-    """
+    """Rows in the partitions of one collection."""
 
     server: Milvus
     name: str
     dim: int
-    since: int = 0
+    since: int = 0  # reads see all that was written before this moment of Milvus's clock; 0: all, which takes longer
 
     def _read(self, method: str, partition: Partition, **options: Any) -> Any:
         """Read all up to `since`; a strong read waits for the clock of the data, 0.2 to 0.4 s each time."""
@@ -283,11 +272,7 @@ class Collection:
         return self.server.call(method, self.name, partition_names=[partition.name], **options)
 
     def put(self, partition: Partition, rows: Iterable[MilvusRow], *, again: bool = False) -> None:
-        """Write rows, in requests that Milvus takes; with `again`, some of their numbers may be there already.
-
-        Raises:
-            AwayError: the server is away; some of the rows may be there, and have to be written `again`.
-        """
+        """Write rows, in requests that Milvus takes; after an error some may be there: then write them `again`."""
         place: dict[str, Any] = {"partition_name": partition.name, "timeout": 3 * PATIENCE}
         nothing = np.zeros(self.dim, np.float32)
         for batch in _batches(rows, 4 * self.dim):
@@ -449,19 +434,13 @@ def _batches(rows: Iterable[MilvusRow], width: int) -> Iterator[list[MilvusRow]]
 
 @dataclass(eq=False)
 class MilvusEngine:
-    """The vectors of one partition at one moment, searched as any engine is.
-
-    Attributes:
-        count: how many there are.
-        last: the last number at that moment; later ones are left out.
-        are_there: returns which numbers exist at that moment: a removed one may not be deleted yet.
-    """
+    """The vectors of one partition at one moment, searched as any engine is."""
 
     collection: Collection
     partition: Partition
     count: int
-    last: int
-    are_there: Callable[[np.ndarray], np.ndarray]
+    last: int  # the last number at that moment; later ones are left out
+    are_there: Callable[[np.ndarray], np.ndarray]  # at that moment: a removed one may not be deleted yet
 
     def __len__(self) -> int:
         return self.count

@@ -82,31 +82,18 @@ Searched = TypeVar("Searched", Engine, PassageEngine)
 
 @dataclass(frozen=True)
 class Pointer:
-    """Which collection an index writes to, and how far it got.
+    """Which collection an index writes to, and how far it got."""
 
-    Attributes:
-        address: as the user gave it.
-        collection: its own name, not the alias in the address.
-        fingerprint: of the encoder whose vectors the collection has.
-        writer: drawn at random; the collection names it too.
-        store: the inode of the index's store: a copy has another.
-        change: of the store, up to which the collection has it; while it is filled, at which that began.
-        token: of that change.
-        last: the highest number of a document that was written.
-        is_whole: whether readers can see the collection.
-        is_busy: whether something was being written, and may be there in part.
-    """
-
-    address: str
-    collection: str
-    fingerprint: str
-    writer: str
-    store: int
-    change: int
-    token: str
-    last: int = 0
-    is_whole: bool = False
-    is_busy: bool = False
+    address: str  # as the user gave it
+    collection: str  # its own name, not the alias in the address
+    fingerprint: str  # of the encoder whose vectors the collection has
+    writer: str  # drawn at random; the collection names it too
+    store: int  # the inode of the index's store: a copy has another
+    change: int  # of the store, up to which the collection has it; while it is filled, at which that began
+    token: str  # of that change
+    last: int = 0  # the highest number of a document that was written
+    is_whole: bool = False  # whether readers can see the collection
+    is_busy: bool = False  # whether something was being written, and may be there in part
 
     @classmethod
     def read(cls, index_folder: Path) -> Pointer | None:
@@ -143,12 +130,7 @@ def _inode(index_folder: Path) -> int:
 
 
 class Mirror:
-    """The collection of an index, brought up to date with the store before it is searched.
-
-    Attributes:
-        documents: the engine of all documents there.
-        passages: the engine of the passages of long documents there.
-    """
+    """The collection of an index, brought up to date with the store before it is searched."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -156,8 +138,8 @@ class Mirror:
         self._lock = Lock()
         self._server: Milvus | None = None
         self._known: tuple[Collection, int] | None = None  # and the change up to which it has all
-        self.documents: _MirroredPart[Engine] = _MirroredPart(self, document_engine)
-        self.passages: _MirroredPart[PassageEngine] = _MirroredPart(self, passage_engine)
+        self.documents: _MirroredPart[Engine] = _MirroredPart(self, _document_engine)
+        self.passages: _MirroredPart[PassageEngine] = _MirroredPart(self, _passage_engine)
         heed_forks(self)
 
     def after_fork(self) -> None:
@@ -170,12 +152,7 @@ class Mirror:
             self._server.close()
 
     def at(self, reader: Reader) -> Collection | None:
-        """Return the collection, up to date with the moment that `reader` sees; None if it has gone on.
-
-        Raises:
-            AwayError: Milvus does not answer.
-            InputError: the collection is not this index's.
-        """
+        """Return the collection, up to date with the moment that `reader` sees; None if it has gone on."""
         moment = reader.moment()
         with self._lock:
             if self._known is None or self._known[1] < moment.change:
@@ -427,12 +404,7 @@ def _check_owner(server: Milvus, pointer: Pointer | None) -> None:
 
 
 def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:
-    """Make sure that an index can have a collection at an address.
-
-    Raises:
-        InputError: it is no address, the user has never named it, or the collection there is of another index.
-        AwayError: Milvus does not answer.
-    """
+    """Fail if an index cannot have a collection at an address: nobody answers, or another index has one there."""
     if named_by_user:
         trust(at)
     server = Milvus(require_trusted(at, index_folder))
@@ -550,14 +522,12 @@ class _MirroredPart(Part[Searched]):
         return self.mirror.pending(reader)
 
 
-def document_engine(collection: Collection, reader: Reader) -> Engine:
-    """Return the engine of all documents."""
+def _document_engine(collection: Collection, reader: Reader) -> Engine:
     moment = reader.moment()
     return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last, reader.are_there)
 
 
-def passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
-    """Return the engine of the passages of long documents."""
+def _passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
     numbers, documents = reader.passage_numbers()
     last, are_there = int(numbers.max(initial=0)), partial(np.isin, test_elements=numbers)
     engine = MilvusEngine(collection, PASSAGES, len(numbers), last, are_there)

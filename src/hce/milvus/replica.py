@@ -160,12 +160,6 @@ class _ReplicaReader(Reader):
             for number, vector in zip(some.tolist(), self.vectors_at(some), strict=True):
                 yield Entry(number, documents[number], vector)
 
-    def passages(self, after: int = 0) -> PassageVectors:
-        numbers, documents = self.passage_numbers()
-        chosen = documents > after
-        vectors = self.collection.vectors(PASSAGES, numbers[chosen])
-        return PassageVectors(numbers[chosen], documents[chosen], vectors)
-
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
         rows = self.collection.rows_of(PASSAGES, list(documents), (*PLACE, "vector"))
         vectors = np.array([row.vector for row in rows], np.float32).reshape(len(rows), self.dim)
@@ -181,19 +175,13 @@ class _ReplicaReader(Reader):
 
 
 class ReplicaStore(Store):
-    """A copy of the documents of a collection, without their vectors.
-
-    Attributes:
-        server: where the collection is.
-        collection: the one that the name stands for; another one after the index was rebuilt.
-        has: the fingerprint of an encoder that need not be fetched.
-    """
+    """A copy of the documents of a collection, without their vectors."""
 
     def __init__(self, folder: Path, dim: int, server: Milvus, has: str | None) -> None:
         super().__init__(folder, dim)
         self.server = server
-        self.collection = Collection(server, "", dim)
-        self.has = has
+        self.collection = Collection(server, "", dim)  # another one after the index was rebuilt
+        self.has = has  # the fingerprint of an encoder that need not be fetched
         self._lock = RLock()
         self._looked = 0.0  # when
         self._fills = 0  # how often everything was fetched
