@@ -22,8 +22,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Static
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.text import OVERLAP, cut_passages
-from hce.encoding.encoder import Encoder
-from hce.encoding.tables import UNLIMITED_WINDOW
+from hce.encoding.encoder import UNLIMITED_WINDOW, Encoder
 from hce.errors import FormatError, InputError
 from hce.index import create, writing
 from hce.index.index import Index

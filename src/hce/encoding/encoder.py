@@ -8,6 +8,7 @@ NumPy sums tables (`hce.encoding.tables`). Torch is imported only when another m
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hce.data.corpus import Corpus
-from hce.data.text import READ_AT_ONCE
+from hce.data.text import READ_AT_ONCE, is_unicode
 from hce.encoding.bundled import (
     BUNDLED,
     load_minilm,
@@ -31,35 +32,30 @@ from hce.encoding.bundled import (
     stays_off_the_hub,
 )
 from hce.encoding.tables import (
-    NO_LIMIT,
+    PROMPT_NAMES,
     SIDE_BY_SIDE,
     SIDES,
-    UNLIMITED_WINDOW,
-    Layout,
     Prompts,
     Side,
     Table,
     TokenMemo,
     WordRows,
     check_parts,
-    checked_texts,
     damaged_model,
     fingerprint_of_modules,
-    fingerprint_of_parts,
-    finished,
     first_module,
     joined_rows,
     mapped_rows,
-    require_model,
+    read_side_by_side,
+    require_model_folder,
     require_row_for_each_token,
     token_bags,
     token_ids,
     token_offsets,
     tokenizer_json,
-    window_of,
 )
-from hce.errors import InputError
-from hce.files import new_folder, write_checksums
+from hce.errors import FormatError, InputError
+from hce.files import CHECKSUMS, new_folder, require_undamaged, write_checksums
 from hce.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -72,6 +68,8 @@ SORTED_AT_ONCE = 8192  # texts that are sorted by length together; more would sa
 CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
 MOST_COUNTED = 1 << 18  # documents whose tokens are counted
 CHARACTERS_PER_TOKEN = 4  # a guess, for models whose tokenizer cannot be asked
+UNLIMITED_WINDOW = 512  # for encoders that read any length: in a longer text, single sentences hardly count
+NO_LIMIT = 10**9  # a tokenizer's limit above this means no limit
 
 OnTokens = Callable[[str, np.ndarray, "Tensor"], None]
 """Takes a text, the ids of its tokens, of shape (T,), and their states, of shape (T, n), on the encoder's device."""
@@ -138,12 +136,17 @@ class Encoder:
             MissingPackageError: a bundled encoder is asked for and not installed.
         """
         name = str(spec)
+        how: dict[str, Any] = {"device": device, "dtype": dtype}
         if Path(name).is_dir() and name not in BUNDLED:
-            require_model(Path(name))
+            require_model_folder(Path(name))
+            remedy = f"train or copy the model again, or delete {CHECKSUMS} if the change was meant"
+            require_undamaged(Path(name), remedy)
             with loading(name, "encoder", ""):
-                encoder = _read(Path(name), name, device=device, dtype=dtype)
+                encoder = _read(Path(name), name, **how)
+        elif name in BUNDLED:
+            encoder = cls(load_static() if name == "static" else load_minilm(), name, **how)
         else:
-            encoder = _of_name(name, local=local, device=device, dtype=dtype)
+            encoder = _of_hub(name, local=local, **how)
         if prompts:
             known = encoder.prompts
             encoder.prompts = known._replace(by_name={**known.by_name, **prompts})
@@ -162,6 +165,11 @@ class Encoder:
         encoder = cls.load(spec, device=device)
         return encoder.fitted_to(corpus, progress=progress) if str(spec) == "static" else encoder
 
+    def __repr__(self) -> str:
+        return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
+
+    # --------------------------------------------------------------------------------------- what it is
+
     @cached_property
     def device(self) -> torch.device:
         """Where the model computes."""
@@ -174,10 +182,7 @@ class Encoder:
 
     @property
     def model(self) -> SentenceTransformer:
-        """The sentence-transformers model, made of tables at the first call.
-
-        Training it changes what is encoded.
-        """
+        """The sentence-transformers model, made of tables at the first call; training it changes what is encoded."""
         if self._model is None:
             from hce.encoding.side_by_side import SideBySide, model_of, model_of_table
 
@@ -191,15 +196,21 @@ class Encoder:
 
     @property
     def table(self) -> Table | None:
-        """The table that the encoder consists of, with its present weights.
-
-        It is None for other encoders.
-        """
+        """The table that the encoder consists of, with its present weights; None for other encoders."""
         if self._model is None or self._parts:
             return self._table
         from hce.encoding.side_by_side import table_of
 
         return table_of(self._model)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether each part looks tokens or words up in a table; other modules may follow."""
+        if self._parts or self._table is not None:
+            return all(part.is_table for part in self._parts)
+        from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+        return self.table is not None or isinstance(self.model[0], StaticEmbedding)
 
     @property
     def parts(self) -> list[Encoder]:
@@ -219,87 +230,28 @@ class Encoder:
         return int(self._table.vectors.shape[1] if self._table else self.model.get_embedding_dimension())
 
     @property
-    def is_table(self) -> bool:
-        """Whether each part looks tokens or words up in a table.
-
-        Other modules may follow.
-        """
-        if self._parts or self._table is not None:
-            return all(part.is_table for part in self._parts)
-        from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-
-        return self.table is not None or isinstance(self.model[0], StaticEmbedding)
-
-    @property
-    def window(self) -> int:
-        """How many tokens of a document the encoder reads at once, without the prompt."""
-        tokenizer = self.tokenizer
-        if not _is_of_transformer(tokenizer):
-            return window_of(tokenizer)
-        limit = min(self._first.model.max_seq_length or math.inf, tokenizer.model_max_length)
-        prompt = len(tokenizer(self.prompt("document") or "", add_special_tokens=False)["input_ids"])
-        taken = tokenizer.num_special_tokens_to_add() + prompt
-        return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the first part; None if that is a table of words."""
-        first = self._first
-        return first._table.tokenizer if first._table else first.model.tokenizer
-
-    def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Return where each token of a text begins and ends, beyond the window too.
-
-        Raises:
-            InputError: the tokenizer does not know.
-        """
-        tokenizer = self.tokenizer
-        if not _is_of_transformer(tokenizer):
-            return [tuple(span) for span in token_offsets(tokenizer, text).tolist()]
-        if not tokenizer.is_fast:
-            raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
-        options = {"return_offsets_mapping": True, "add_special_tokens": False, "truncation": False}
-        return [tuple(span) for span in tokenizer(text, **options, verbose=False)["offset_mapping"]]
-
-    def token_table(self) -> Encoder:
-        """Return a static encoder of this transformer's tokens: the bundled one for minilm, else one distilled now.
-
-        Raises:
-            InputError: no token table can be made of this model.
-        """
-        if self.name == "minilm":
-            return Encoder.load("static", device=self.device)
-        return Encoder(load_table_of(self.model, self.fingerprint), f"table of {self.name}", device=self.device)
-
-    def beside(
-        self, companions: Sequence[Encoder], shares: Sequence[float], centres: np.ndarray | None = None
-    ) -> Encoder:
-        """Join this encoder and companions to one encoder.
-
-        Args:
-            companions: encoders whose vectors follow this one's.
-            shares: how much this encoder and each companion count in an inner product; they add up to 1.
-            centres: means of queries and of documents by this encoder, of shape (2, n), to subtract.
-        """
-        means = None if centres is None else centres.astype(np.float32)
-        first = self if self.query_map is None else self.parts[0]
-        options = {"shares": shares, "centres": means, "query_map": self.query_map, **self._how}
-        return Encoder([first, *companions], self.name, **options)
-
-    def with_query_map(self, query_map: np.ndarray) -> Encoder:
-        """Return an encoder that moves its queries by a map of shape (n, n + 1)."""
-        return Encoder([self], self.name, query_map=query_map.astype(np.float32), **self._how)
-
-    def unknown_share(self, texts: Sequence[str]) -> float | None:
-        """Return the share of the texts' words that a word table of the corpus lacks.
-
-        It is None without such a table.
-        """
-        tables = [part.table.splitter for part in self.parts if part.table is not None]
-        return next((each.unknown_share(texts) for each in tables if isinstance(each, WordRows)), None)
-
-    def __repr__(self) -> str:
-        return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
+    def fingerprint(self) -> str:
+        """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer."""
+        if self._parts:
+            arrays = (self.centres, self.query_map)
+            digests = [
+                each is not None and hashlib.sha256(np.ascontiguousarray(each).data).hexdigest() for each in arrays
+            ]
+            parts = [part.fingerprint for part in self._parts]
+            facts = [list(self.shares), digests[0] or "", self.prompts.of_sides(), parts, *filter(None, digests[1:])]
+            return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        table = self.table
+        if table is not None:
+            return table.fingerprint
+        limit, tokenizer = self.model.max_seq_length, self.model.tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        return fingerprint_of_modules(
+            self.prompts,
+            None if limit is None or math.isinf(limit) else limit,
+            [(type(module).__name__, _config(module)) for module in self.model],
+            tokenizer_json(backend, own_limit=backend is tokenizer),
+            ((name, tensor.detach().float().cpu().numpy()) for name, tensor in sorted(self.model.state_dict().items())),
+        )
 
     @property
     def prompts(self) -> Prompts:
@@ -321,28 +273,86 @@ class Encoder:
         """Return the prompt of a side: its own, else the model's default one."""
         return self.prompts.of(side)
 
-    def tokenize(self, texts: Sequence[str], side: Side) -> dict[str, Any]:
-        """Turn texts into the model's input tensors, on its device."""
-        return self._features(texts, side, self.prompt(side))
+    def unknown_share(self, texts: Sequence[str]) -> float | None:
+        """Return the share of the texts' words that a word table of the corpus lacks; None without such a table."""
+        tables = [part.table.splitter for part in self.parts if part.table is not None]
+        return next((each.unknown_share(texts) for each in tables if isinstance(each, WordRows)), None)
 
-    def _features(self, texts: Sequence[str], side: Side, prompt: str | None) -> dict[str, Any]:
-        import torch
-        from torch import Tensor
+    def save(self, path: str | Path) -> None:
+        """Write a directory that `SentenceTransformer(path)` loads to the same vectors; it appears whole or not at all.
 
-        if self.is_table and not self._parts:  # without the character offsets that StaticEmbedding computes and drops
-            bags = token_bags(token_ids(self.tokenizer, [(prompt or "") + text for text in texts], self._token_memo))
-            features = {"input_ids": torch.from_numpy(bags.rows), "offsets": torch.from_numpy(bags.starts)}
-        else:
-            features = self.model.preprocess(self._beginnings(texts), prompt=prompt, task=side)
-        return {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in features.items()}
+        An encoder with companions needs `trust_remote_code=True` there, and hce installed.
 
-    def embed(self, features: dict[str, Any], side: Side) -> Tensor:
-        """Encode tokenized texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
-        import torch
+        Raises:
+            InputError: `path` is there already and not an empty folder.
+        """
+        with new_folder(path) as folder, quiet_transformers():
+            self.model.save(str(folder), create_model_card=False)
+            write_checksums(folder)
 
-        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            vectors: Tensor = self.model(features, task=side)["sentence_embedding"]
-        return torch.nn.functional.normalize(vectors.float(), dim=1)
+    # --------------------------------------------------------------------------------------- others made of it
+
+    def beside(
+        self, companions: Sequence[Encoder], shares: Sequence[float], centres: np.ndarray | None = None
+    ) -> Encoder:
+        """Join this encoder and companions to one encoder.
+
+        Args:
+            companions: encoders whose vectors follow this one's.
+            shares: how much this encoder and each companion count in an inner product; they add up to 1.
+            centres: means of queries and of documents by this encoder, of shape (2, n), to subtract.
+        """
+        means = None if centres is None else centres.astype(np.float32)
+        first = self if self.query_map is None else self.parts[0]
+        options = {"shares": shares, "centres": means, "query_map": self.query_map, **self._how}
+        return Encoder([first, *companions], self.name, **options)
+
+    def with_query_map(self, query_map: np.ndarray) -> Encoder:
+        """Return an encoder that moves its queries by a map of shape (n, n + 1)."""
+        return Encoder([self], self.name, query_map=query_map.astype(np.float32), **self._how)
+
+    def token_table(self) -> Encoder:
+        """Return a static encoder of this transformer's tokens: the bundled one for minilm, else one distilled now.
+
+        Raises:
+            InputError: no token table can be made of this model.
+        """
+        if self.name == "minilm":
+            return Encoder.load("static", device=self.device)
+        return Encoder(load_table_of(self.model, self.fingerprint), f"table of {self.name}", device=self.device)
+
+    def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
+        """Fit a static encoder's table to the token statistics of a corpus, without training; see `fit_table`.
+
+        Raises:
+            InputError: this encoder is not static.
+        """
+        from hce.encoding.word_table import document_frequencies, fit_table
+
+        table = self.table
+        if table is None or table.tokenizer is None:
+            raise InputError(f"{self.name} is not a static encoder; only a token table can be fitted without training")
+        every = -(-len(corpus) // MOST_COUNTED)
+        some = corpus if every < 2 else corpus.only(np.arange(0, len(corpus), every))
+        with progress_bar("counting words", len(some), "documents", show=progress or None) as advance:
+            counts, total = document_frequencies(table.tokenizer, some.texts(), len(table.vectors), advance)
+        fitted = table._replace(vectors=fit_table(table.vectors, counts, total))
+        encoder = Encoder(fitted, f"{self.name}, fitted", **self._how)
+        encoder._token_memo = self._token_memo
+        return encoder
+
+    # --------------------------------------------------------------------------------------- tokens
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the first part; None if that is a table of words."""
+        first = self._first
+        return first._table.tokenizer if first._table else first.model.tokenizer
+
+    @property
+    def _reads_by_transformer(self) -> bool:
+        """Whether the tokenizer is of transformers, not of the package tokenizers."""
+        return hasattr(self.tokenizer, "num_special_tokens_to_add") and hasattr(self.tokenizer, "model_max_length")
 
     @property
     def has_states(self) -> bool:
@@ -350,8 +360,33 @@ class Encoder:
         from sentence_transformers.sentence_transformer.modules import Transformer
 
         first = self._first
-        is_transformer = first._table is None and isinstance(first.model[0], Transformer)
-        return is_transformer and _is_of_transformer(self.tokenizer)
+        return first._table is None and isinstance(first.model[0], Transformer) and self._reads_by_transformer
+
+    @property
+    def window(self) -> int:
+        """How many tokens of a document the encoder reads at once, without the prompt."""
+        tokenizer, taken = self.tokenizer, 0
+        if self._reads_by_transformer:
+            limit = min(self._first.model.max_seq_length or math.inf, tokenizer.model_max_length)
+            prompt = tokenizer(self.prompt("document") or "", add_special_tokens=False)["input_ids"]
+            taken = tokenizer.num_special_tokens_to_add() + len(prompt)
+        else:
+            limit = ((tokenizer and tokenizer.truncation) or {}).get("max_length")
+        return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """Return where each token of a text begins and ends, beyond the window too.
+
+        Raises:
+            InputError: the tokenizer does not know.
+        """
+        tokenizer = self.tokenizer
+        if not self._reads_by_transformer:
+            return [tuple(span) for span in token_offsets(tokenizer, text).tolist()]
+        if not tokenizer.is_fast:
+            raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
+        options = {"return_offsets_mapping": True, "add_special_tokens": False, "truncation": False}
+        return [tuple(span) for span in tokenizer(text, **options, verbose=False)["offset_mapping"]]
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts' tokens, special ones included, cut where a transformer stops reading."""
@@ -359,6 +394,42 @@ class Encoder:
         limit = self._first.model.max_seq_length or tokenizer.model_max_length
         options = {"truncation": True, "max_length": limit if limit < NO_LIMIT else None}
         return list(tokenizer(self._first._beginnings(texts), **options)["input_ids"])
+
+    @contextmanager
+    def remembering_tokens(self) -> Iterator[None]:
+        """Have a token table tokenize each word once in this block."""
+        if self.is_table and self.tokenizer is not None and self._token_memo is None:
+            self._token_memo = TokenMemo.of(self.tokenizer)
+        try:
+            yield
+        finally:
+            self._token_memo = None
+
+    def tokenize(self, texts: Sequence[str], side: Side) -> dict[str, Any]:
+        """Turn texts into the model's input tensors, on its device."""
+        return self._features(texts, side, self.prompt(side))
+
+    def _features(self, texts: Sequence[str], side: Side, prompt: str | None) -> dict[str, Any]:
+        import torch
+
+        if self.is_table and not self._parts:  # without the character offsets that StaticEmbedding computes and drops
+            bags = token_bags(token_ids(self.tokenizer, [(prompt or "") + text for text in texts], self._token_memo))
+            features = {"input_ids": torch.from_numpy(bags.rows), "offsets": torch.from_numpy(bags.starts)}
+        else:
+            features = self.model.preprocess(self._beginnings(texts), prompt=prompt, task=side)
+        return {key: each.to(self.device) if isinstance(each, torch.Tensor) else each for key, each in features.items()}
+
+    def _beginnings(self, texts: Sequence[str]) -> list[str]:
+        """Return the first million characters of each text to a transformer, which reads some hundred tokens of them.
+
+        The tokenizer would take apart all of a text before it cuts it, and end the process where memory is short.
+        """
+        if self._parts or not self.has_states or self.tokenizer.truncation_side != "right":
+            return list(texts)
+        limit = self.model.max_seq_length or self.tokenizer.model_max_length
+        return [text[:READ_AT_ONCE] for text in texts] if limit < NO_LIMIT else list(texts)
+
+    # --------------------------------------------------------------------------------------- vectors
 
     def encode(
         self,
@@ -383,27 +454,32 @@ class Encoder:
             InputError: a text is not a string, or `side` is unknown.
             FormatError: the model gives infinities or NaN.
         """
-        texts = checked_texts(texts, side)
+        _check_texts(texts, side)
         vectors = np.empty((len(texts), self.dim), dtype=np.float32)
         prompt = self.prompt(side) or ""
         with progress_bar("encoding", len(texts), "texts", show=progress) as advance:
             for rows in self.batches(texts, side):
                 vectors[rows] = self._unit_rows([texts[row] for row in rows], side, prompt, on_tokens)
                 advance(len(rows))
-        return finished(vectors, self.name, zeros=zeros)
+        broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+        if len(broken):
+            raise FormatError(
+                f"encoder {self.name!r} gives NaN or infinity for text number {broken[0]}; its weights are damaged"
+            )
+        if not zeros:
+            vectors[~vectors.any(axis=1)] = 1 / math.sqrt(self.dim)
+        return vectors
 
     def _unit_rows(self, texts: list[str], side: Side, prompt: str, on_tokens: OnTokens | None = None) -> np.ndarray:
-        """Encode texts to rows of length 1, or 0 if no token of a text is known.
-
-        Companions see no prompt.
-        """
+        """Encode texts to rows of length 1, or 0 if no token of a text is known; companions see no prompt."""
         if self._parts:
             first, *companions = self._parts
             rows = [first._unit_rows(texts, side, prompt, on_tokens)]
             if self.query_map is not None and side == "query":
                 rows = [mapped_rows(rows[0], self.query_map)]
             rows += [each._unit_rows(texts, side, "") for each in companions]
-            return joined_rows(rows, self.shares, None if self.centres is None else self.centres[SIDES.index(side)])
+            center = None if self.centres is None else self.centres[SIDES.index(side)]
+            return np.asarray(joined_rows(rows, self.shares, center))
         try:
             table = self.table
             if table is not None:
@@ -411,40 +487,18 @@ class Encoder:
             import torch
 
             self.model.eval()
-            with torch.inference_mode(), self._telling_tokens(texts, prompt, on_tokens):
+            with torch.inference_mode(), self._reporting_tokens(texts, prompt, on_tokens):
                 return np.asarray(self.embed(self._features(texts, side, prompt or None), side).cpu().numpy())
         except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
             raise damaged_model(self.name, error, "encoder") from error
 
-    def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
-        """Fit a static encoder's table to the token statistics of a corpus, without training; see `fit_table`.
+    def embed(self, features: dict[str, Any], side: Side) -> Tensor:
+        """Encode tokenized texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
+        import torch
 
-        Raises:
-            InputError: this encoder is not static.
-        """
-        from hce.encoding.word_table import document_frequencies, fit_table
-
-        table = self.table
-        if table is None or table.tokenizer is None:
-            raise InputError(f"{self.name} is not a static encoder; only a token table can be fitted without training")
-        every = -(-len(corpus) // MOST_COUNTED)
-        some = corpus if every < 2 else corpus.only(np.arange(0, len(corpus), every))
-        with progress_bar("counting words", len(some), "documents", show=progress or None) as advance:
-            counts, total = document_frequencies(table.tokenizer, some.texts(), len(table.vectors), advance)
-        fitted = table._replace(vectors=fit_table(table.vectors, counts, total))
-        encoder = Encoder(fitted, f"{self.name}, fitted", **self._how)
-        encoder._token_memo = self._token_memo
-        return encoder
-
-    @contextmanager
-    def remembering_tokens(self) -> Iterator[None]:
-        """Have a token table tokenize each word once in this block."""
-        if self.is_table and self.tokenizer is not None and self._token_memo is None:
-            self._token_memo = TokenMemo.of(self.tokenizer)
-        try:
-            yield
-        finally:
-            self._token_memo = None
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            vectors: Tensor = self.model(features, task=side)["sentence_embedding"]
+        return torch.nn.functional.normalize(vectors.float(), dim=1)
 
     @contextmanager
     def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
@@ -455,39 +509,8 @@ class Encoder:
         finally:
             self.dtype = usual
 
-    @property
-    def fingerprint(self) -> str:
-        """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer."""
-        if self._parts:
-            prints = [part.fingerprint for part in self._parts]
-            return fingerprint_of_parts(self.prompts, self.shares, self.centres, self.query_map, prints)
-        table = self.table
-        if table is not None:
-            return table.fingerprint
-        limit, tokenizer = self.model.max_seq_length, self.model.tokenizer
-        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        return fingerprint_of_modules(
-            self.prompts,
-            None if limit is None or math.isinf(limit) else limit,
-            [(type(module).__name__, _config(module)) for module in self.model],
-            tokenizer_json(backend, own_limit=backend is tokenizer),
-            ((name, tensor.detach().float().cpu().numpy()) for name, tensor in sorted(self.model.state_dict().items())),
-        )
-
-    def save(self, path: str | Path) -> None:
-        """Write a directory that `SentenceTransformer(path)` loads to the same vectors; it appears whole or not at all.
-
-        An encoder with companions needs `trust_remote_code=True` there, and hce installed.
-
-        Raises:
-            InputError: `path` is there already and not an empty folder.
-        """
-        with new_folder(path) as folder, quiet_transformers():
-            self.model.save(str(folder), create_model_card=False)
-            write_checksums(folder)
-
     @contextmanager
-    def _telling_tokens(self, texts: list[str], prompt: str, on_tokens: OnTokens | None) -> Iterator[None]:
+    def _reporting_tokens(self, texts: list[str], prompt: str, on_tokens: OnTokens | None) -> Iterator[None]:
         """Call `on_tokens` with the states that the transformer computes for these texts in this block."""
         if on_tokens is None or not self.has_states:
             yield
@@ -497,14 +520,14 @@ class Encoder:
         special = torch.tensor(self.tokenizer.all_special_ids, device=self.device)
         start = len(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
 
-        def tell(module: torch.nn.Module, inputs: Any, found: dict[str, Tensor]) -> None:
+        def report(module: torch.nn.Module, inputs: Any, found: dict[str, Tensor]) -> None:
             if not {"input_ids", "attention_mask", "token_embeddings"} <= found.keys():
                 return
             own = found["attention_mask"].bool() & ~torch.isin(found["input_ids"], special)
             for text, mask, ids, states in zip(texts, own, found["input_ids"], found["token_embeddings"], strict=True):
                 on_tokens(text, ids[mask][start:].cpu().numpy(), states[mask][start:].float())
 
-        handle = self.model[0].register_forward_hook(tell)
+        handle = self.model[0].register_forward_hook(report)
         try:
             yield
         finally:
@@ -512,40 +535,35 @@ class Encoder:
 
     def batches(self, texts: Sequence[str], side: Side) -> Iterator[np.ndarray]:
         """Yield row numbers, about as many tokens each time; for a transformer, texts of like length together."""
-        prompt = self.prompt(side) or ""
+        prompt, is_table = self.prompt(side) or "", self.is_table
         for start in range(0, len(texts), SORTED_AT_ONCE):
             some = texts[start : start + SORTED_AT_ONCE]
             lengths = np.array([len(text) // CHARACTERS_PER_TOKEN + 1 for text in some])
-            if self.is_table:
+            if is_table:
                 full = np.cumsum(lengths) // STATIC_TOKENS
                 yield from np.split(np.arange(start, start + len(some)), np.flatnonzero(np.diff(full)) + 1)
                 continue
-            if _is_of_transformer(self.tokenizer):
+            if self._reads_by_transformer:
                 lengths = np.array([len(ids) for ids in self.token_ids([prompt + text for text in some])])
-            yield from (start + rows for rows in self._of_like_length(lengths))
-
-    def _of_like_length(self, lengths: np.ndarray) -> Iterator[np.ndarray]:
-        budget = CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
-        order = np.argsort(-lengths, kind="stable")
-        while len(order):
-            count = max(1, budget // max(int(lengths[order[0]]), 1))
-            yield order[:count]
-            order = order[count:]
-
-    def _beginnings(self, texts: Sequence[str]) -> list[str]:
-        """Return the first million characters of each text to a transformer, which reads some hundred tokens of them.
-
-        The tokenizer would take apart all of a text before it cuts it, and end the process where memory is short.
-        """
-        if self._parts or not self.has_states or self.tokenizer.truncation_side != "right":
-            return list(texts)
-        limit = self.model.max_seq_length or self.tokenizer.model_max_length
-        return [text[:READ_AT_ONCE] for text in texts] if limit < NO_LIMIT else list(texts)
+            order = np.argsort(-lengths, kind="stable")
+            budget = CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS
+            while len(order):
+                count = max(1, budget // max(int(lengths[order[0]]), 1))
+                yield start + order[:count]
+                order = order[count:]
 
 
-def _is_of_transformer(tokenizer: Any) -> bool:
-    """Return whether a tokenizer is of transformers, not of the package tokenizers."""
-    return hasattr(tokenizer, "num_special_tokens_to_add") and hasattr(tokenizer, "model_max_length")
+def _check_texts(texts: Sequence[str], side: str) -> None:
+    """Fail with InputError if a text is not a string, or `side` is unknown."""
+    if side not in PROMPT_NAMES:
+        raise InputError(f"side {side!r}: a text is encoded as a 'query' or as a 'document'")
+    if isinstance(texts, str) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
+        raise InputError(f"encode takes a list of texts, not a {type(texts).__name__}; put the single text into a list")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"text number {number} is a {type(text).__name__}, not a string")
+        if not is_unicode(text):
+            raise InputError(f"text number {number} holds half a surrogate pair (\\ud800…\\udfff); remove it")
 
 
 def device_and_dtype(
@@ -574,28 +592,25 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 
 def _read(folder: Path, name: str, **how: Any) -> Encoder:
     """Read an encoder from a folder, tables without torch."""
-    first = first_module(folder)
-    if first is None or first.type != SIDE_BY_SIDE:
-        table = Table.read(folder)
-        if table is not None:
-            return Encoder(table, name, **how)
-        from hce.encoding.side_by_side import load_part
+    first, path = first_module(folder)
+    if first == SIDE_BY_SIDE:
+        folders, options = read_side_by_side(folder / path)
+        names = [name, *(f"{name}, part {number}" for number in range(2, len(folders) + 1))]
+        parts = [_read(place, each, **how) for place, each in zip(folders, names, strict=True)]
+        encoder = Encoder(parts, name, **options, **how)
+        encoder.prompts = Prompts.read(folder)
+        return encoder
+    table = Table.read(folder)
+    if table is not None:
+        return Encoder(table, name, **how)
+    from sentence_transformers import SentenceTransformer
 
-        with quiet_transformers():
-            return _of_model(load_part(folder), name, **how)
-    layout = Layout.read(folder / first.path)
-    names = [name, *(f"{name}, part {number}" for number in range(2, len(layout.folders) + 1))]
-    parts = [_read(place, each, **how) for place, each in zip(layout.folders, names, strict=True)]
-    options = {"shares": layout.shares, "centres": layout.centres, "query_map": layout.query_map, **how}
-    encoder = Encoder(parts, name, **options)
-    encoder.prompts = Prompts.read(folder)
-    return encoder
+    with quiet_transformers():
+        return _of_model(SentenceTransformer(str(folder), device="cpu", local_files_only=True), name, **how)
 
 
-def _of_name(name: str, *, local: bool, **how: Any) -> Encoder:
-    """Load a bundled encoder, or one of the hub; fail with InputError if there is none."""
-    if name in BUNDLED:
-        return Encoder(load_static() if name == "static" else load_minilm(), name, **how)
+def _of_hub(name: str, *, local: bool, **how: Any) -> Encoder:
+    """Load an encoder of the hub; fail with InputError if there is none."""
     advice = f"give {' or '.join(map(repr, BUNDLED))}, a model directory, or a hub id"
     with loading(name, "encoder", advice), quiet_transformers():
         refuse_mistyped(name)

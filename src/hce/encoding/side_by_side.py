@@ -11,6 +11,7 @@ which query.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,13 +34,15 @@ from hce.encoding.tables import (
     SIDE_BY_SIDE,
     SIDES,
     WORD_TABLE,
-    Layout,
     Prompts,
     Table,
     WordRows,
     check_parts,
     damaged_model,
     first_module,
+    joined_rows,
+    mapped_rows,
+    read_side_by_side,
 )
 from hce.encoding.word_table import WordTable, hub_options
 from hce.errors import InputError
@@ -75,8 +78,7 @@ class SideBySide(InputModule):
         query_map: np.ndarray | None = None,
     ) -> None:
         super().__init__()
-        dims = [int(part.get_embedding_dimension()) for part in parts]
-        check_parts(shares, dims, centres, query_map)
+        check_parts(shares, [int(part.get_embedding_dimension()) for part in parts], centres, query_map)
         self.parts = nn.ModuleList(parts)  # type: ignore[assignment]
         self.shares = tuple(float(share) for share in shares)
         self.register_buffer("centres", None if centres is None else torch.from_numpy(centres))
@@ -102,10 +104,7 @@ class SideBySide(InputModule):
         return sum(int(part.get_embedding_dimension()) for part in self.parts)
 
     def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Prepare the texts for each part, the first one with the prompt.
-
-        Names begin with the number of the part.
-        """
+        """Prepare the texts for each part, the first one with the prompt; names begin with the part's number."""
         features = {}
         for number, part in enumerate(self.parts):
             own = part.preprocess(inputs, prompt=None if number else prompt, **kwargs)
@@ -113,24 +112,17 @@ class SideBySide(InputModule):
         return features
 
     def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
-        """Encode by each part, and join the vectors.
-
-        A text is a document unless `task` is "query".
-        """
-        vectors: list[Tensor] = []
-        for number, (part, share) in enumerate(zip(self.parts, self.shares, strict=True)):
+        """Encode by each part, and join the vectors; a text is a document unless `task` is "query"."""
+        unit, rows = partial(F.normalize, dim=1), []
+        for number, part in enumerate(self.parts):
             start = f"{number}."
             own = {name.removeprefix(start): value for name, value in features.items() if name.startswith(start)}
-            vector = F.normalize(part(own, task=task)["sentence_embedding"].float(), dim=1)
-            if number == 0 and self.query_map is not None and task == "query":
-                moved = vector @ self.query_map[:, :-1].T + self.query_map[:, -1]
-                vector = F.normalize(vector + moved, dim=1)
-            if number == 0 and self.centres is not None:
-                vector = F.normalize(
-                    vector - self.centres[SIDES.index("query" if task == "query" else "document")], dim=1
-                )
-            vectors.append(share**0.5 * vector)
-        return {**features, "sentence_embedding": torch.cat(vectors, dim=1)}
+            rows.append(unit(part(own, task=task)["sentence_embedding"].float()))
+        side = "query" if task == "query" else "document"
+        if self.query_map is not None and side == "query":
+            rows[0] = mapped_rows(rows[0], self.query_map, unit)
+        center = None if self.centres is None else self.centres[SIDES.index(side)]
+        return {**features, "sentence_embedding": joined_rows(rows, self.shares, center, unit, torch.cat)}
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the shares."""
@@ -148,32 +140,22 @@ class SideBySide(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> SideBySide:
-        """Read what `save` wrote, from a folder or a hub id, or fail with FormatError.
-
-        No code of a part is run.
-        """
+        """Read what `save` wrote, from a folder or a hub id, or fail with FormatError; no code of a part is run."""
         folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
         how = {name: kwargs[name] for name in PART_OPTIONS if kwargs.get(name) is not None}
-        layout = Layout.read(folder)
+        folders, options = read_side_by_side(folder)
         try:
-            parts = [load_part(each, **how) for each in layout.folders]
-            return cls(parts, layout.shares, layout.centres, layout.query_map)
+            return cls([_load_part(each, **how) for each in folders], **options)
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise damaged_model(folder, error) from error
 
 
-def load_part(folder: Path, **how: Any) -> SentenceTransformer:
-    """Load a model from a folder, also with modules of this package, and run no code of the folder.
-
-    sentence-transformers imports other modules than its own only with `trust_remote_code`, which would run code of the
-    folder too. So a model with a module of this package is put together here.
-    """
-    first = first_module(folder)
-    ours = first and OURS.get(first.type)
-    if not first or not ours:
-        return SentenceTransformer(str(folder), device="cpu", local_files_only=True, **how)
-    prompts = Prompts.read(folder)
-    return model_of(ours.load(str(folder), subfolder=first.path, local_files_only=True, **how), prompts)
+def _load_part(folder: Path, **how: Any) -> SentenceTransformer:
+    """Load a part: sentence-transformers would import our modules only along with code of the folder."""
+    table = Table.read(folder)
+    if table is not None:
+        return model_of_table(table)
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True, **how)
 
 
 def model_of(module: SideBySide | WordTable | StaticEmbedding, prompts: Prompts) -> SentenceTransformer:
@@ -191,10 +173,7 @@ def model_of_table(table: Table) -> SentenceTransformer:
 
 
 def table_of(model: SentenceTransformer) -> Table | None:
-    """Return the table that a model consists of, with its present weights.
-
-    It is None for other models.
-    """
+    """Return the table that a model consists of, with its present weights; None for other models."""
     first, *rest = model
     if not all(isinstance(each, Normalize) and each.get_config_dict() == NORMALIZE for each in rest):
         return None
@@ -209,13 +188,9 @@ def table_of(model: SentenceTransformer) -> Table | None:
 def hub_folder(spec: str, *, local: bool) -> Path | None:
     """Download a model of the hub, unless `local`, if it has a module of this package, and return its folder."""
     modules = load_file_path(spec, MODULES, local_files_only=local)
-    first = None if modules is None else first_module(Path(modules).parent)
-    if first is None or first.type not in OURS:
+    if modules is None or first_module(Path(modules).parent)[0] not in (SIDE_BY_SIDE, WORD_TABLE):
         return None
     return Path(load_dir_path(spec, "", local_files_only=local))
-
-
-OURS: dict[str, type[SideBySide] | type[WordTable]] = {SIDE_BY_SIDE: SideBySide, WORD_TABLE: WordTable}
 
 
 def save_plain(encoder: Encoder, folder: str | Path, *, first_alone: bool = False) -> str:

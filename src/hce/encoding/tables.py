@@ -1,7 +1,7 @@
 """Tables: a vector for each token or word, and texts encoded as sums of them, by NumPy.
 
 `Encoder` encodes with tables by this module alone: importing torch takes longer than a search. Only a trainer turns a
-table into a torch module (`hce.encoding.side_by_side`).
+table into a torch module (`hce.encoding.side_by_side`), which joins parts by the same arithmetic.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,24 +22,21 @@ from tokenizers import Tokenizer
 
 from hce.contained import is_file, plain_path, read_json_value, require_inside
 from hce.data.terms import checked_language, terms
-from hce.data.text import READ_AT_ONCE, is_unicode, text_pieces
+from hce.data.text import READ_AT_ONCE, text_pieces
 from hce.errors import FormatError, InputError, one_line
-from hce.files import CHECKSUMS, read_json, require_undamaged
+from hce.files import read_json
 
 Side = Literal["query", "document"]
 
 # The names that model authors give to the two sides of retrieval, as sentence-transformers looks them up.
 PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-SIDES = ("query", "document")  # the order of the centres
-UNLIMITED_WINDOW = 512  # for encoders that read any length: in a longer text, single sentences hardly count
+SIDES = ("query", "document")  # the order of the centers
 MOST_REMEMBERED = 1 << 19  # words, some 150 MB; later ones are tokenized each time
-ROWS_AT_ONCE = 1 << 16  # of a text, fetched from a table
 LONGEST_REMEMBERED = 100  # characters of a word
-NO_LIMIT = 10**9  # a tokenizer's limit above this means no limit
+ROWS_AT_ONCE = 1 << 16  # of a text, fetched from a table
 
 MODULES, SETTINGS, TABLE_FILE = "modules.json", "config_sentence_transformers.json", "model.safetensors"
-WORDS_FILE = "words.json"
-SHARES_FILE, CENTRES_FILE = "side_by_side.json", "centres.safetensors"
+WORDS_FILE, SHARES_FILE, CENTRES_FILE = "words.json", "side_by_side.json", "centres.safetensors"
 WORD_TABLE = "hce.encoding.word_table.WordTable"
 SIDE_BY_SIDE = "hce.encoding.side_by_side.SideBySide"
 NORMALIZE = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
@@ -85,10 +82,29 @@ class TokenMemo(dict[str, tuple[int, ...]]):
         return list(chain.from_iterable(map(self.__getitem__, text.split(" "))))[: self.limit]
 
 
-def as_unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Scale rows to length 1; a zero row stays zero."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(lengths > 0, lengths, 1)
+def token_ids(tokenizer: Tokenizer, texts: Sequence[str], memo: TokenMemo | None = None) -> list[list[int]]:
+    """Return the token ids of each text, without special tokens."""
+    if memo is not None:
+        return [memo.ids(text) for text in texts]
+    if max(map(len, texts), default=0) <= READ_AT_ONCE:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    limit = (tokenizer.truncation or {}).get("max_length")
+    each = (chain.from_iterable(piece.ids for _, piece in _by_piece(tokenizer, text)) for text in texts)
+    return [list(ids)[:limit] for ids in each]
+
+
+def token_offsets(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Return where each token of a text begins and ends, of shape (tokens, 2)."""
+    found = (np.array(piece.offsets, np.int64).reshape(-1, 2) + start for start, piece in _by_piece(tokenizer, text))
+    return np.concatenate([np.empty((0, 2), np.int64), *found])
+
+
+def _by_piece(tokenizer: Tokenizer, text: str) -> Iterator[tuple[int, Any]]:
+    """Tokenize a long text piece by piece; yield where each piece begins, and its tokens."""
+    start = 0
+    for piece in text_pieces(text):
+        yield start, tokenizer.encode(piece, add_special_tokens=False)
+        start += len(piece)
 
 
 class Bags(NamedTuple):
@@ -110,12 +126,9 @@ class Bags(NamedTuple):
         return np.cumsum(self.lengths) - self.lengths
 
     def sums(self, table: np.ndarray) -> np.ndarray:
-        """Add up the rows of each text, of shape (texts, n); a text without any is 0.
+        """Add up the rows of each text, of shape (texts, n), or fail with LookupError if there is no such row.
 
         Texts are summed one by one: the rows of many would not stay in the processor's cache.
-
-        Raises:
-            LookupError: the table has no such row.
         """
         if self.rows.max(initial=-1) >= len(table):
             raise LookupError(f"no row {self.rows.max()} among {len(table)}")
@@ -143,38 +156,8 @@ def token_bags(ids: Sequence[Sequence[int]]) -> Bags:
     return Bags(np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=int(lengths.sum())), lengths)
 
 
-def token_ids(tokenizer: Tokenizer, texts: Sequence[str], memo: TokenMemo | None = None) -> list[list[int]]:
-    """Return the token ids of each text, without special tokens."""
-    if memo is not None:
-        return [memo.ids(text) for text in texts]
-    if max(map(len, texts), default=0) > READ_AT_ONCE:
-        limit = (tokenizer.truncation or {}).get("max_length")
-        return [list(chain.from_iterable(_ids_by_piece(tokenizer, text)))[:limit] for text in texts]
-    return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
-
-
-def _ids_by_piece(tokenizer: Tokenizer, text: str) -> Iterator[list[int]]:
-    for piece in text_pieces(text):
-        yield tokenizer.encode(piece, add_special_tokens=False).ids
-
-
-def token_offsets(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Return where each token of a text begins and ends, of shape (tokens, 2)."""
-    start, found = 0, [np.empty((0, 2), dtype=np.int64)]
-    for piece in text_pieces(text):
-        offsets = tokenizer.encode(piece, add_special_tokens=False).offsets
-        found.append(np.array(offsets, dtype=np.int64).reshape(-1, 2) + start)
-        start += len(piece)
-    return np.concatenate(found)
-
-
 class WordRows:
-    """The words that a table has rows for.
-
-    Attributes:
-        terms: in the order of the rows.
-        language: of the stemmer.
-    """
+    """The words that a table has rows for, in the order of the rows, and the language of the stemmer."""
 
     def __init__(self, row_terms: Sequence[str], language: str) -> None:
         self.terms = list(row_terms)
@@ -187,8 +170,7 @@ class WordRows:
             Counter(self._row[term] for term in terms(text, self.language) if term in self._row) for text in texts
         ]
         bags = token_bags([list(each) for each in counts])
-        occurrences = chain.from_iterable(each.values() for each in counts)
-        weights = (1 + math.log(count) for count in occurrences)
+        weights = (1 + math.log(count) for each in counts for count in each.values())
         return bags._replace(weights=np.fromiter(weights, dtype=np.float32, count=len(bags.rows)))
 
     def as_dict(self) -> dict[str, Any]:
@@ -197,12 +179,64 @@ class WordRows:
 
     def unknown_share(self, texts: Iterable[str]) -> float:
         """Return the share of the texts' words that have no vector."""
-        bags = [terms(text, self.language) for text in texts]
-        total = sum(map(len, bags))
-        return sum(term not in self._row for term in chain.from_iterable(bags)) / total if total else 0.0
+        words = [term for text in texts for term in terms(text, self.language)]
+        return sum(term not in self._row for term in words) / max(1, len(words))
 
 
-# ----------------------------------------------------------------------------------------- any encoder
+# ----------------------------------------------------------------------------------------- vectors
+
+
+def as_unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Scale rows to length 1; a zero row stays zero."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths > 0, lengths, 1)
+
+
+def mapped_rows(rows: Any, query_map: Any, unit: Callable[[Any], Any] = as_unit_rows) -> Any:
+    """Move vectors of queries by a linear map, to unit rows of the same shape.
+
+    Args:
+        rows: unit rows of shape (queries, n), an array, or a tensor with its own `unit`.
+        query_map: what is added to each: weights and, in the last column, a constant; of shape (n, n + 1).
+        unit: scales rows to length 1.
+    """
+    return unit(rows + rows @ query_map[:, :-1].T + query_map[:, -1])
+
+
+def joined_rows(
+    parts: Sequence[Any],
+    shares: Sequence[float],
+    centre: Any = None,
+    unit: Callable[[Any], Any] = as_unit_rows,
+    concatenate: Callable[..., Any] = np.concatenate,
+) -> Any:
+    """Join the rows of parts to unit rows of shape (texts, Σ nᵢ), float32.
+
+    Args:
+        parts: unit rows of shape (texts, nᵢ) each, arrays or tensors; 0 if a part knows nothing of a text.
+        shares: of the parts.
+        centre: what is subtracted from the rows of the first part, of shape (n₁,).
+        unit: scales rows to length 1.
+        concatenate: joins rows.
+    """
+    first = parts[0] if centre is None else unit(parts[0] - centre)
+    scaled = [float(share) ** 0.5 * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
+    return unit(concatenate(scaled, axis=1))
+
+
+def check_parts(
+    shares: Sequence[float], dims: Sequence[int], centres: np.ndarray | None, query_map: np.ndarray | None
+) -> None:
+    """Fail with ValueError if these do not fit parts of these dimensions."""
+    if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, 1 in all")
+    if centres is not None and centres.shape != (len(SIDES), dims[0]):
+        raise ValueError(f"centres of shape {centres.shape} are not two vectors of the first part's")
+    if query_map is not None and query_map.shape != (dims[0], dims[0] + 1):
+        raise ValueError(f"a map of shape {query_map.shape} is not one of the first part's queries")
+
+
+# ----------------------------------------------------------------------------------------- the tables
 
 
 class Prompts(NamedTuple):
@@ -229,157 +263,6 @@ class Prompts(NamedTuple):
         return {side: self.of(side) or "" for side in PROMPT_NAMES}
 
 
-def window_of(tokenizer: Tokenizer | None) -> int:
-    """Return how many tokens of a text a tokenizer keeps."""
-    limit = ((tokenizer and tokenizer.truncation) or {}).get("max_length")
-    return max(1, int(limit)) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
-
-
-def mapped_rows(rows: np.ndarray, query_map: np.ndarray) -> np.ndarray:
-    """Move vectors of queries by a linear map, to unit rows of the same shape.
-
-    Args:
-        rows: unit rows of shape (queries, n).
-        query_map: what is added to each: weights and, in the last column, a constant; of shape (n, n + 1).
-    """
-    return as_unit_rows(rows + rows @ query_map[:, :-1].T + query_map[:, -1])
-
-
-def joined_rows(parts: Sequence[np.ndarray], shares: Sequence[float], centre: np.ndarray | None = None) -> np.ndarray:
-    """Join the rows of parts to unit rows of shape (texts, Σ nᵢ), float32, as `SideBySide` and a Normalize do.
-
-    Args:
-        parts: unit rows of shape (texts, nᵢ) each; 0 if a part knows nothing of a text.
-        shares: of the parts.
-        centre: what is subtracted from the rows of the first part, of shape (n₁,).
-    """
-    first = parts[0] if centre is None else as_unit_rows(parts[0] - centre)
-    scaled = [np.float32(share**0.5) * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
-    return as_unit_rows(np.concatenate(scaled, axis=1))
-
-
-def check_parts(
-    shares: Sequence[float], dims: Sequence[int], centres: np.ndarray | None, query_map: np.ndarray | None
-) -> None:
-    """Fail with ValueError if these do not fit parts of these dimensions."""
-    if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, 1 in all")
-    if centres is not None and centres.shape != (len(SIDES), dims[0]):
-        raise ValueError(f"centres of shape {centres.shape} are not two vectors of the first part's")
-    if query_map is not None and query_map.shape != (dims[0], dims[0] + 1):
-        raise ValueError(f"a map of shape {query_map.shape} is not one of the first part's queries")
-
-
-def checked_texts(texts: Sequence[str], side: str) -> Sequence[str]:
-    """Return the texts.
-
-    An InputError says that one is not a string, or that `side` is unknown.
-    """
-    if side not in PROMPT_NAMES:
-        raise InputError(f"side {side!r}: a text is encoded as a 'query' or as a 'document'")
-    if isinstance(texts, str) or not (hasattr(texts, "__len__") and hasattr(texts, "__getitem__")):
-        raise InputError(f"encode takes a list of texts, not a {type(texts).__name__}; put the single text into a list")
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"text number {number} is a {type(text).__name__}, not a string")
-        if not is_unicode(text):
-            raise InputError(f"text number {number} holds half a surrogate pair (\\ud800…\\udfff); remove it")
-    return texts
-
-
-def finished(vectors: np.ndarray, name: str, *, zeros: bool = False) -> np.ndarray:
-    """Fail with FormatError on NaN and infinity.
-
-    Unless `zeros`, replace zero vectors by (1, …, 1)/√n, in place.
-    """
-    broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if len(broken):
-        raise FormatError(
-            f"encoder {name!r} gives NaN or infinity for text number {broken[0]}; its weights are damaged"
-        )
-    if not zeros:
-        vectors[~vectors.any(axis=1)] = 1 / math.sqrt(vectors.shape[1])
-    return vectors
-
-
-def damaged_model(name: Path | str, error: Exception, what: str = "model") -> FormatError:
-    """Return the error for a model that cannot be read, or whose files do not fit together."""
-    return FormatError(f"{name}: a damaged {what} ({one_line(error)}); train or copy it again")
-
-
-def require_row_for_each_token(tokenizer: Tokenizer, rows: int, spec: str) -> None:
-    """Fail with FormatError if a tokenizer knows more tokens than its table has rows."""
-    tokens = tokenizer.get_vocab_size()
-    if tokens > rows:
-        raise FormatError(f"{spec}: a damaged model ({tokens:,} tokens, {rows:,} vectors); train or copy it again")
-
-
-def require_model(folder: Path) -> None:
-    """Fail with InputError if a folder holds no model, with FormatError if a file of it has changed."""
-    require_model_folder(folder)
-    require_undamaged(folder, f"train or copy the model again, or delete {CHECKSUMS} if the change was meant")
-
-
-def require_model_folder(folder: Path) -> None:
-    """Fail with InputError if a folder holds no model, with OutsideError if it leads out of itself."""
-    require_inside(folder)
-    if not any(is_file(folder / name) for name in (MODULES, "config.json")):
-        raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
-
-
-def tokenizer_json(tokenizer: Any, *, own_limit: bool) -> str:
-    """Return a tokenizer as JSON, without settings that every call changes; of other types, the name of the type.
-
-    Args:
-        tokenizer: of the package tokenizers, or another.
-        own_limit: whether the length that it cuts at is its own.
-    """
-    if not hasattr(tokenizer, "to_str"):
-        return type(tokenizer).__name__
-    content = json.loads(tokenizer.to_str())
-    content.pop("padding", None)
-    if not own_limit:
-        content.pop("truncation", None)
-    return json.dumps(content, sort_keys=True)
-
-
-def fingerprint_of_modules(
-    prompts: Prompts,
-    max_length: int | None,
-    modules: Sequence[tuple[str, Mapping[str, Any]]],
-    tokenizer: str,
-    arrays: Iterable[tuple[str, np.ndarray]],
-) -> str:
-    """Return a sha256 over an encoder without companions.
-
-    `arrays` are its weights in the order of their names.
-    """
-    settings = {"prompts": prompts.of_sides(), "max_length": max_length}
-    digest = hashlib.sha256(json.dumps([settings, modules, tokenizer], sort_keys=True).encode())
-    for name, array in arrays:
-        digest.update(f"{name}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
-
-
-def fingerprint_of_parts(
-    prompts: Prompts,
-    shares: Sequence[float],
-    centres: np.ndarray | None,
-    query_map: np.ndarray | None,
-    parts: Sequence[str],
-) -> str:
-    """Return a sha256 over encoders side by side that have the fingerprints `parts`."""
-    of_centres = "" if centres is None else hashlib.sha256(np.ascontiguousarray(centres).data).hexdigest()
-    facts = [list(shares), of_centres, prompts.of_sides(), parts]
-    if query_map is not None:
-        facts.append(hashlib.sha256(np.ascontiguousarray(query_map).data).hexdigest())
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-# ----------------------------------------------------------------------------------------- the tables
-
-
 class Table(NamedTuple):
     """One table of vectors.
 
@@ -400,18 +283,17 @@ class Table(NamedTuple):
         Raises:
             FormatError: something of it is missing or damaged; a library's reader may raise any other error.
         """
-        first = first_module(folder)
-        if first is None:
+        first, path = first_module(folder)
+        if first == WORD_TABLE:
+            return cls.read_words(folder / path)._replace(prompts=Prompts.read(folder))
+        weights, name = folder / path / TABLE_FILE, "embedding.weight"
+        if not (first.startswith("sentence_transformers.") and first.endswith(".StaticEmbedding") and is_file(weights)):
             return None
-        if first.type == WORD_TABLE:
-            return cls.read_words(folder / first.path)._replace(prompts=Prompts.read(folder))
-        if not (first.type.startswith("sentence_transformers.") and first.type.endswith(".StaticEmbedding")):
-            return None
-        weights = folder / first.path / TABLE_FILE
-        vectors = _float32(weights, "embedding.weight") if is_file(weights) else None
-        if vectors is None:
-            return None
-        tokenizer = Tokenizer.from_file(str(plain_path(folder / first.path / "tokenizer.json")))
+        with safe_open(weights, framework="np") as arrays:
+            if name not in arrays.keys() or arrays.get_slice(name).get_dtype() != "F32":  # noqa: SIM118  no mapping
+                return None
+            vectors = np.asarray(arrays.get_tensor(name))
+        tokenizer = Tokenizer.from_file(str(plain_path(folder / path / "tokenizer.json")))
         tokenizer.no_padding()
         require_row_for_each_token(tokenizer, len(vectors), str(folder))
         return cls(vectors, tokenizer, Prompts.read(folder))
@@ -439,11 +321,10 @@ class Table(NamedTuple):
     def fingerprint(self) -> str:
         """A sha256 over all that vectors of texts depend on."""
         if isinstance(self.splitter, WordRows):
-            module_type, name, settings = "WordTable", "0.table", self.splitter.as_dict()
+            module, name = ("WordTable", self.splitter.as_dict()), "0.table"
         else:
-            module_type, name, settings = "StaticEmbedding", "0.embedding.weight", {}
-        modules = [(module_type, settings), ("Normalize", NORMALIZE)]
-        tokenizer = tokenizer_json(self.tokenizer, own_limit=True)
+            module, name = ("StaticEmbedding", {}), "0.embedding.weight"
+        modules, tokenizer = [module, ("Normalize", NORMALIZE)], tokenizer_json(self.tokenizer)
         return fingerprint_of_modules(self.prompts, None, modules, tokenizer, [(name, self.vectors)])
 
     def encode(self, texts: Sequence[str], prompt: str = "", memo: TokenMemo | None = None) -> np.ndarray:
@@ -459,49 +340,73 @@ class Table(NamedTuple):
         return as_unit_rows(bags.sums(self.vectors))
 
 
-class FirstModule(NamedTuple):
-    """The type of a model's first module, and its folder below the model's."""
+def tokenizer_json(tokenizer: Any, *, own_limit: bool = True) -> str:
+    """Return a tokenizer as JSON, or its type, without settings that calls change, such as a length not its own."""
+    if not hasattr(tokenizer, "to_str"):
+        return type(tokenizer).__name__
+    content = json.loads(tokenizer.to_str())
+    content.pop("padding", None)
+    if not own_limit:
+        content.pop("truncation", None)
+    return json.dumps(content, sort_keys=True)
 
-    type: str
-    path: str
+
+def fingerprint_of_modules(
+    prompts: Prompts,
+    max_length: int | None,
+    modules: Sequence[tuple[str, Mapping[str, Any]]],
+    tokenizer: str,
+    arrays: Iterable[tuple[str, np.ndarray]],
+) -> str:
+    """Return a sha256 over an encoder without companions, with its weights in the order of their names."""
+    settings = {"prompts": prompts.of_sides(), "max_length": max_length}
+    digest = hashlib.sha256(json.dumps([settings, modules, tokenizer], sort_keys=True).encode())
+    for name, array in arrays:
+        digest.update(f"{name}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
-def first_module(folder: Path) -> FirstModule | None:
-    """Return the first of a model's modules if a Normalize follows, and nothing else; None otherwise."""
+# ----------------------------------------------------------------------------------------- folders of models
+
+
+def damaged_model(name: Path | str, error: Exception, what: str = "model") -> FormatError:
+    """Return the error for a model that cannot be read, or whose files do not fit together."""
+    return FormatError(f"{name}: a damaged {what} ({one_line(error)}); train or copy it again")
+
+
+def require_row_for_each_token(tokenizer: Tokenizer, rows: int, spec: str) -> None:
+    """Fail with FormatError if a tokenizer knows more tokens than its table has rows."""
+    tokens = tokenizer.get_vocab_size()
+    if tokens > rows:
+        raise FormatError(f"{spec}: a damaged model ({tokens:,} tokens, {rows:,} vectors); train or copy it again")
+
+
+def require_model_folder(folder: Path) -> None:
+    """Fail with InputError if a folder holds no model, with OutsideError if it leads out of itself."""
+    require_inside(folder)
+    if not any(is_file(folder / name) for name in (MODULES, "config.json")):
+        raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
+
+
+def first_module(folder: Path) -> tuple[str, str]:
+    """Return type and path of a model's first module if only a Normalize follows, and nothing otherwise."""
     entries = read_json_value(folder / MODULES) if is_file(folder / MODULES) else None
     if not isinstance(entries, list) or len(entries) != 2 or not all(isinstance(entry, dict) for entry in entries):
-        return None
-    module_types, paths = ([str(entry.get(key, "")) for entry in entries] for key in ("type", "path"))
-    settings = folder / paths[1] / "config.json"
-    is_normalize = module_types[1].startswith("sentence_transformers.") and module_types[1].endswith(".Normalize")
+        return "", ""
+    (first, path), (second, place) = ((str(entry.get("type", "")), str(entry.get("path", ""))) for entry in entries)
+    settings = folder / place / "config.json"
+    is_normalize = second.startswith("sentence_transformers.") and second.endswith(".Normalize")
     is_usual = not is_file(settings) or read_json(settings) == NORMALIZE
-    return FirstModule(module_types[0], paths[0]) if is_normalize and is_usual else None
+    return (first, path) if is_normalize and is_usual else ("", "")
 
 
-def _float32(path: Path, name: str) -> np.ndarray | None:
-    """Read one array; None if there is none of this name in float32."""
-    with safe_open(path, framework="np") as arrays:
-        if name not in arrays.keys() or arrays.get_slice(name).get_dtype() != "F32":  # noqa: SIM118  not a mapping
-            return None
-        return np.asarray(arrays.get_tensor(name))
-
-
-class Layout(NamedTuple):
-    """The folder of a `SideBySide` module: shares, centers of the first part's vectors, and the folders of parts."""
-
-    shares: tuple[float, ...]
-    centres: np.ndarray | None
-    query_map: np.ndarray | None
-    folders: list[Path]
-
-    @classmethod
-    def read(cls, module: Path) -> Layout:
-        """Read the folder of a `SideBySide` module, or fail with FormatError."""
-        try:
-            shares = tuple(map(float, read_json(module / SHARES_FILE)["shares"]))
-            arrays = load_file(module / CENTRES_FILE) if is_file(module / CENTRES_FILE) else {}
-            arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
-        except Exception as error:  # whatever a damaged file makes its reader raise
-            raise damaged_model(module, error) from error
-        centres, query_map = arrays.get("centres"), arrays.get("query_map")
-        return cls(shares, centres, query_map, [module / f"part-{number}" for number in range(len(shares))])
+def read_side_by_side(module: Path) -> tuple[list[Path], dict[str, Any]]:
+    """Return the folders of parts in the folder of a `SideBySide` module, and its shares, centers and query map."""
+    try:
+        shares = tuple(map(float, read_json(module / SHARES_FILE)["shares"]))
+        arrays = load_file(module / CENTRES_FILE) if is_file(module / CENTRES_FILE) else {}
+        arrays = {name: arrays[name].astype(np.float32) for name in ("centres", "query_map") if name in arrays}
+    except Exception as error:  # whatever a damaged file makes its reader raise
+        raise damaged_model(module, error) from error
+    return [module / f"part-{number}" for number in range(len(shares))], dict(arrays, shares=shares)
