@@ -106,39 +106,37 @@ def verified_minilm_folder() -> Path:
 
 
 def load_static() -> Table:
-    """Load the token table distilled from all-MiniLM-L6-v2.
-
-    The first call makes the table.
-    """
-    make = lambda folder: _save_table(_distilled("distill", str(verified_minilm_folder())), folder)  # noqa: E731
-    return _cached_table(f"static-{_static_fingerprint()}", make)
+    """Load the token table distilled from all-MiniLM-L6-v2; the first call makes it."""
+    name = f"static-{_static_fingerprint()}"
+    return _cached_table(name, lambda: _distilled("distill", str(verified_minilm_folder())))
 
 
 def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
-    """Load the token table of a transformer with this fingerprint, distilled from it; the first call makes the table.
+    """Load the token table of a transformer with this fingerprint; the first call distills it, or raises InputError."""
 
-    Raises:
-        InputError: no token table can be made of this model.
-    """
-
-    def make(folder: Path) -> None:
-        transformer = model[0]
+    def make() -> StaticEmbedding:
         try:
             pooling = POOLINGS.get(str(getattr(model[1], "pooling_mode", "mean")), "mean")
-            table = _distilled("distill_from_model", transformer.auto_model, transformer.tokenizer, pooling=pooling)
+            return _distilled("distill_from_model", model[0].auto_model, model[0].tokenizer, pooling=pooling)
         except (AttributeError, TypeError, LookupError, ValueError, RuntimeError, AssertionError) as error:
             raise InputError(
                 f"no token table can be distilled from this model ({error}); train the encoder itself"
             ) from error
-        _save_table(table, folder)
 
     recipe = hashlib.sha256((fingerprint + STATIC_RECIPE).encode()).hexdigest()
     return _cached_table(f"table-{recipe[:16]}", make)
 
 
-def _cached_table(name: str, make: Callable[[Path], None]) -> Table:
+def _cached_table(name: str, make: Callable[[], StaticEmbedding]) -> Table:
     """Read a table of the cache, which is made first if it is not there, or fail with FormatError."""
-    folder = cached(name, "modules.json", make)
+
+    def save(folder: Path) -> None:
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Normalize
+
+        SentenceTransformer(modules=[make(), Normalize()], device="cpu").save(str(folder), create_model_card=False)
+
+    folder = cached(name, "modules.json", save)
     try:
         if table := Table.read(folder):
             return table
@@ -146,13 +144,6 @@ def _cached_table(name: str, make: Callable[[Path], None]) -> Table:
     except Exception as raised:  # whatever a damaged file makes its reader raise
         error = raised
     raise FormatError(f"{folder}: damaged ({one_line(error)}); delete it, it is made again") from error
-
-
-def _save_table(table: StaticEmbedding, folder: Path) -> None:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize
-
-    SentenceTransformer(modules=[table, Normalize()], device="cpu").save(str(folder), create_model_card=False)
 
 
 def _distilled(function: str, *model: Any, pooling: str = "mean") -> StaticEmbedding:
@@ -200,12 +191,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def loading(spec: str, what: str, advice: str) -> Iterator[None]:
-    """Say in one line why a model of the kind `what` cannot be loaded in this block.
-
-    Raises:
-        FormatError: `spec` is a folder, and damaged.
-        InputError: there is no such model; `advice` is what to give.
-    """
+    """Report in one line why a model of the kind `what` cannot be loaded in this block; `advice` is what to give."""
     try:
         yield
     except HceError:
@@ -222,10 +208,7 @@ def loading(spec: str, what: str, advice: str) -> Iterator[None]:
 
 
 def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache ($HCE_CACHE).
-
-    If its file `proof` is missing, have `make` fill the folder first.
-    """
+    """Return a folder of the cache ($HCE_CACHE), which `make` fills first if its file `proof` is missing."""
     import platformdirs
 
     folder = Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce")) / name
@@ -284,8 +267,7 @@ def _meant(spec: str, known: Sequence[str]) -> str | None:
 def stays_off_the_hub(spec: str, what: str, advice: str, known: Sequence[str] = BUNDLED) -> bool:
     """Ask the hub once for a model, and return whether to use the downloaded copy without asking again.
 
-    Raises:
-        InputError: the hub has no such model, or does not answer and there is no downloaded copy.
+    Fail with InputError if the hub has no such model, or does not answer and there is no downloaded copy.
     """
     meant = _meant(spec, known)
     advice = f"did you mean {meant!r}?" if meant else advice
@@ -302,8 +284,7 @@ def stays_off_the_hub(spec: str, what: str, advice: str, known: Sequence[str] = 
 
 
 def _ids(spec: str) -> list[str]:
-    """Return the ids that sentence-transformers tries for a name."""
-    return [spec] if "/" in spec else [spec, f"sentence-transformers/{spec}"]
+    return [spec] if "/" in spec else [spec, f"sentence-transformers/{spec}"]  # as sentence-transformers tries them
 
 
 def _is_downloaded(spec: str) -> bool:
@@ -337,14 +318,10 @@ def _is_on_the_hub(name: str) -> bool:
 
 
 def chosen_encoder(name: str, corpus: Corpus, work: Work, option: str) -> tuple[str, str | None]:
-    """Return the encoder that a name stands for, and a line on what the other one would cost and bring.
+    """Return the encoder that a name stands for, and a line on what the other bundled one would cost and bring.
 
-    Args:
-        name: of an encoder; "auto" is MiniLM on a GPU or if encoding takes no more than ten minutes, else static. The
-            line is None for an encoder that is not bundled.
-        corpus: what is to be encoded.
-        work: what for.
-        option: how the encoder is chosen on the command line.
+    "auto" is MiniLM on a GPU or if encoding the corpus takes at most ten minutes, else static. `option` is how the
+    command line chooses the encoder.
     """
     if name not in (AUTO, *BUNDLED):
         return name, None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -46,7 +46,7 @@ def encode_corpus(
     progress: bool | None = False,
     on_tokens: OnTokens | None = None,
 ) -> np.ndarray:
-    """Encode all documents, in order; processes that work together encode a part each.
+    """Encode all documents to unit rows of shape (N, n), float32; processes that work together encode a part each.
 
     Args:
         encoder: what encodes.
@@ -59,15 +59,12 @@ def encode_corpus(
         progress: show a bar; None: within `hce.progress.bars_shown`.
         on_tokens: gets the tokens of what is encoded now, see `Encoder.encode`.
 
-    Returns:
-        Unit rows of shape (N, n), float32.
-
     Raises:
         InputError: the folder holds vectors of another encoder or corpus, or other files, or cannot be written.
     """
     encode = encoder.encode if on_tokens is None else partial(encoder.encode, on_tokens=on_tokens)
+    show = progress if is_first_process() else False
     if folder is None:
-        show = progress if is_first_process() else False
         own = partial(encode_among_processes, at_once=TEXTS_AT_ONCE if encoder.is_table else FEW_AT_ONCE)
         return own(corpus, lambda _, texts: encode(texts), encoder.dim, encoder.device, progress=show)
     chunk_size = chunk_size or (ROWS_AT_ONCE if encoder.is_table else FEW_AT_ONCE)
@@ -76,21 +73,17 @@ def encode_corpus(
     try:
         file.start(replace=replace)
         if file.done < len(corpus):
-            _encode_to_file(encode, corpus, file, chunk_size, progress and is_first_process())
+            _encode_to_file(encode, corpus, file, chunk_size, show)
     except OSError as error:
         raise InputError(f"{folder}: the vectors cannot be written ({error.strerror}); free some space") from error
-    return file.open()
+    return np.load(file.path, mmap_mode="c", allow_pickle=False)
 
 
 def _encode_to_file(
-    encode: Callable[[list[str]], np.ndarray],
-    corpus: Corpus,
-    file: VectorFile,
-    chunk_size: int,
-    progress: bool | None,
+    encode: Callable[[list[str]], np.ndarray], corpus: Corpus, file: VectorFile, chunk_size: int, show: bool | None
 ) -> None:
     """Encode in rounds: each process a chunk, then the first one notes that the round is safe."""
-    with progress_bar("encoding", len(corpus), "documents", show=progress) as advance:
+    with progress_bar("encoding", len(corpus), "documents", show=show) as advance:
         advance(file.done)
         for start in range(file.done, len(corpus), chunk_size * process_count()):
             mine = start + chunk_size * process_rank()
@@ -146,19 +139,19 @@ class VectorFile:
 
     def __init__(self, folder: str | Path, rows: int, dim: int, identity: dict[str, Any]) -> None:
         self.folder = Path(folder)
+        self.path = self.folder / "vectors.npy"
         self.rows, self.dim = rows, dim
         self.identity = {"format": FORMAT, "rows": rows, "dim": dim, "dtype": "float32", **identity}
         self._blocks: list[Block] = []
+        header = BytesIO()
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)}
+        np.lib.format.write_array_header_1_0(header, shape)
+        self._header = header.getvalue()
 
     @property
     def done(self) -> int:
         """How many rows are safe on disk, from the first on."""
         return self._blocks[-1].stop if self._blocks else 0
-
-    @property
-    def path(self) -> Path:
-        """The file of the array."""
-        return self.folder / "vectors.npy"
 
     def start(self, *, replace: bool = False) -> None:
         """Begin, or continue where a run of the same identity stopped; all processes call it.
@@ -177,7 +170,15 @@ class VectorFile:
                 f"{self.folder} holds vectors with {other} {state.get(other)!r}, not {self.identity[other]!r}; "
                 "choose another folder, or delete it to encode again"
             )
-        self._blocks = [] if other else self._sound_blocks(state)
+        if not other:
+            known = state.get("blocks", [])
+            try:
+                self._blocks += self._sound(known)
+            except (OSError, TypeError, ValueError):
+                self._blocks = []
+            if len(self._blocks) != len(known) and is_first_process():
+                message = "%s: vectors after row %s were damaged, and are encoded again"
+                logger.warning(message, self.folder, f"{self.done:,}")
         wait_for_all()  # each has looked before the first one writes
         if is_first_process():
             if other:
@@ -186,6 +187,19 @@ class VectorFile:
                 self._begin()
         wait_for_all()
 
+    def _sound(self, known: list[Any]) -> Iterator[Block]:
+        """Yield the blocks of a manifest until one is not as it was written."""
+        if not known or not self.path.is_file():
+            return
+        with self.path.open("rb") as file:
+            size, start, is_sound = self.path.stat().st_size, 0, file.read(len(self._header)) == self._header
+            for block in (Block(*map(int, each)) for each in known):
+                is_sound = is_sound and start < block.stop <= self.rows and size >= self._size(block.stop)
+                if not is_sound or block.checksum != self._checksum(file, start, block.stop):
+                    return
+                yield block
+                start = block.stop
+
     def _begin(self) -> None:
         """Write the manifest and the header, and drop rows that are not safe."""
         make_folder(self.folder)
@@ -193,7 +207,7 @@ class VectorFile:
         with self.path.open("ab") as file:
             file.truncate(self._size(self.done) if self.done else 0)
             if not self.done:
-                file.write(self._header())
+                file.write(self._header)
             file.flush()
             os.fsync(file.fileno())
         sync_folder(self.folder)
@@ -218,49 +232,11 @@ class VectorFile:
             self._blocks.append(Block(done, self._checksum(file, self.done, done)))
         self._save_manifest()
 
-    def open(self) -> np.ndarray:
-        """Map the array into memory; changes stay there."""
-        return np.load(self.path, mmap_mode="c", allow_pickle=False)
-
     def _save_manifest(self) -> None:
         write_json(self.folder / "manifest.json", {**self.identity, "done": self.done, "blocks": self._blocks})
 
-    def _header(self) -> bytes:
-        buffer = BytesIO()
-        shape = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dim)}
-        np.lib.format.write_array_header_1_0(buffer, shape)
-        return buffer.getvalue()
-
     def _size(self, rows: int) -> int:
-        return len(self._header()) + rows * self.dim * 4
-
-    def _sound_blocks(self, state: dict[str, Any]) -> list[Block]:
-        """Read the blocks of a manifest until one is not as it was written."""
-        known = state.get("blocks", [])
-        try:
-            sound = self._read_through([Block(*map(int, each)) for each in known])
-        except (OSError, TypeError, ValueError):
-            sound = []
-        if len(sound) != len(known) and is_first_process():
-            done = sound[-1].stop if sound else 0
-            logger.warning("%s: vectors after row %s were damaged, and are encoded again", self.folder, f"{done:,}")
-        return sound
-
-    def _read_through(self, known: list[Block]) -> list[Block]:
-        sound: list[Block] = []
-        if not known or not self.path.is_file():
-            return sound
-        with self.path.open("rb") as file:
-            if file.read(len(self._header())) != self._header():
-                return sound
-            for block in known:
-                start = sound[-1].stop if sound else 0
-                if not start < block.stop <= self.rows or self.path.stat().st_size < self._size(block.stop):
-                    break
-                if block.checksum != self._checksum(file, start, block.stop):
-                    break
-                sound.append(block)
-        return sound
+        return len(self._header) + rows * self.dim * 4
 
     def _checksum(self, file: IO[bytes], start: int, stop: int) -> int:
         value = 0

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from hce.data.corpus import Corpus
-from hce.data.text import READ_AT_ONCE, is_unicode
+from hce.data.text import READ_AT_ONCE, Offsets, is_unicode
 from hce.encoding.bundled import (
     BUNDLED,
     load_minilm,
@@ -156,19 +157,12 @@ class Encoder:
     def for_corpus(
         cls, spec: str | Path, corpus: Corpus, *, device: str | torch.device | None = None, progress: bool = False
     ) -> Encoder:
-        """Load an encoder that is not trained further: "static" is fitted to the corpus, any other is left unchanged.
-
-        Raises:
-            InputError: there is no such model.
-            MissingPackageError: a bundled encoder is asked for and not installed.
-        """
+        """Load an encoder that is not trained further: "static" fitted to the corpus, any other unchanged."""
         encoder = cls.load(spec, device=device)
         return encoder.fitted_to(corpus, progress=progress) if str(spec) == "static" else encoder
 
     def __repr__(self) -> str:
         return f"Encoder({self.name!r}, {self.dim} dimensions, {self.device}, {str(self.dtype).removeprefix('torch.')})"
-
-    # --------------------------------------------------------------------------------------- what it is
 
     @cached_property
     def device(self) -> torch.device:
@@ -290,8 +284,6 @@ class Encoder:
             self.model.save(str(folder), create_model_card=False)
             write_checksums(folder)
 
-    # --------------------------------------------------------------------------------------- others made of it
-
     def beside(
         self, companions: Sequence[Encoder], shares: Sequence[float], centres: np.ndarray | None = None
     ) -> Encoder:
@@ -312,21 +304,13 @@ class Encoder:
         return Encoder([self], self.name, query_map=query_map.astype(np.float32), **self._how)
 
     def token_table(self) -> Encoder:
-        """Return a static encoder of this transformer's tokens: the bundled one for minilm, else one distilled now.
-
-        Raises:
-            InputError: no token table can be made of this model.
-        """
+        """Return a static encoder of this transformer's tokens: the bundled one for minilm, else one distilled now."""
         if self.name == "minilm":
             return Encoder.load("static", device=self.device)
         return Encoder(load_table_of(self.model, self.fingerprint), f"table of {self.name}", device=self.device)
 
     def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
-        """Fit a static encoder's table to the token statistics of a corpus, without training; see `fit_table`.
-
-        Raises:
-            InputError: this encoder is not static.
-        """
+        """Fit a static encoder's table to the token statistics of a corpus, without training; see `fit_table`."""
         from hce.encoding.word_table import document_frequencies, fit_table
 
         table = self.table
@@ -341,8 +325,6 @@ class Encoder:
         encoder._token_memo = self._token_memo
         return encoder
 
-    # --------------------------------------------------------------------------------------- tokens
-
     @property
     def tokenizer(self) -> Any:
         """The tokenizer of the first part; None if that is a table of words."""
@@ -350,7 +332,7 @@ class Encoder:
         return first._table.tokenizer if first._table else first.model.tokenizer
 
     @property
-    def _reads_by_transformer(self) -> bool:
+    def _is_transformers(self) -> bool:
         """Whether the tokenizer is of transformers, not of the package tokenizers."""
         return hasattr(self.tokenizer, "num_special_tokens_to_add") and hasattr(self.tokenizer, "model_max_length")
 
@@ -360,13 +342,13 @@ class Encoder:
         from sentence_transformers.sentence_transformer.modules import Transformer
 
         first = self._first
-        return first._table is None and isinstance(first.model[0], Transformer) and self._reads_by_transformer
+        return first._table is None and isinstance(first.model[0], Transformer) and self._is_transformers
 
     @property
     def window(self) -> int:
         """How many tokens of a document the encoder reads at once, without the prompt."""
         tokenizer, taken = self.tokenizer, 0
-        if self._reads_by_transformer:
+        if self._is_transformers:
             limit = min(self._first.model.max_seq_length or math.inf, tokenizer.model_max_length)
             prompt = tokenizer(self.prompt("document") or "", add_special_tokens=False)["input_ids"]
             taken = tokenizer.num_special_tokens_to_add() + len(prompt)
@@ -374,19 +356,22 @@ class Encoder:
             limit = ((tokenizer and tokenizer.truncation) or {}).get("max_length")
         return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
 
-    def token_offsets(self, text: str) -> list[tuple[int, int]]:
-        """Return where each token of a text begins and ends, beyond the window too.
+    @cached_property
+    def untruncated_tokenizer(self) -> Tokenizer | None:
+        """A copy of the tokenizer that reads all of a text; None if it cannot say where a token begins."""
+        tokenizer = getattr(self.tokenizer, "backend_tokenizer", self.tokenizer)  # of the fast ones of transformers
+        if not isinstance(tokenizer, Tokenizer):
+            return None
+        copy = Tokenizer.from_str(tokenizer.to_str())
+        copy.no_truncation()
+        copy.no_padding()
+        return copy
 
-        Raises:
-            InputError: the tokenizer does not know.
-        """
-        tokenizer = self.tokenizer
-        if not self._reads_by_transformer:
-            return [tuple(span) for span in token_offsets(tokenizer, text).tolist()]
-        if not tokenizer.is_fast:
+    def token_offsets(self, text: str) -> Offsets:
+        """Return where each token of a text begins and ends, beyond the window too, or fail with InputError."""
+        if self.untruncated_tokenizer is None:
             raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
-        options = {"return_offsets_mapping": True, "add_special_tokens": False, "truncation": False}
-        return [tuple(span) for span in tokenizer(text, **options, verbose=False)["offset_mapping"]]
+        return [(first, last) for first, last in token_offsets(self.untruncated_tokenizer, text).tolist()]
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts' tokens, special ones included, cut where a transformer stops reading."""
@@ -405,31 +390,25 @@ class Encoder:
         finally:
             self._token_memo = None
 
-    def tokenize(self, texts: Sequence[str], side: Side) -> dict[str, Any]:
-        """Turn texts into the model's input tensors, on its device."""
-        return self._features(texts, side, self.prompt(side))
-
-    def _features(self, texts: Sequence[str], side: Side, prompt: str | None) -> dict[str, Any]:
+    def tokenize(self, texts: Sequence[str], side: Side, prompt: str | None = None) -> dict[str, Any]:
+        """Turn texts into the model's input tensors, on its device; with another prompt, if one is given."""
         import torch
 
+        prompt = self.prompt(side) or "" if prompt is None else prompt
         if self.is_table and not self._parts:  # without the character offsets that StaticEmbedding computes and drops
-            bags = token_bags(token_ids(self.tokenizer, [(prompt or "") + text for text in texts], self._token_memo))
+            bags = token_bags(token_ids(self.tokenizer, [prompt + text for text in texts], self._token_memo))
             features = {"input_ids": torch.from_numpy(bags.rows), "offsets": torch.from_numpy(bags.starts)}
         else:
-            features = self.model.preprocess(self._beginnings(texts), prompt=prompt, task=side)
+            features = self.model.preprocess(self._beginnings(texts), prompt=prompt or None, task=side)
         return {key: each.to(self.device) if isinstance(each, torch.Tensor) else each for key, each in features.items()}
 
     def _beginnings(self, texts: Sequence[str]) -> list[str]:
-        """Return the first million characters of each text to a transformer, which reads some hundred tokens of them.
-
-        The tokenizer would take apart all of a text before it cuts it, and end the process where memory is short.
-        """
+        """Return the first million characters of each text for a transformer, which reads some hundred tokens."""
+        # The tokenizer would take apart all of a text before it cuts it, and end the process where memory is short.
         if self._parts or not self.has_states or self.tokenizer.truncation_side != "right":
             return list(texts)
         limit = self.model.max_seq_length or self.tokenizer.model_max_length
         return [text[:READ_AT_ONCE] for text in texts] if limit < NO_LIMIT else list(texts)
-
-    # --------------------------------------------------------------------------------------- vectors
 
     def encode(
         self,
@@ -463,9 +442,8 @@ class Encoder:
                 advance(len(rows))
         broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(broken):
-            raise FormatError(
-                f"encoder {self.name!r} gives NaN or infinity for text number {broken[0]}; its weights are damaged"
-            )
+            where = f"text number {broken[0]}"
+            raise FormatError(f"encoder {self.name!r} gives NaN or infinity for {where}; its weights are damaged")
         if not zeros:
             vectors[~vectors.any(axis=1)] = 1 / math.sqrt(self.dim)
         return vectors
@@ -488,7 +466,7 @@ class Encoder:
 
             self.model.eval()
             with torch.inference_mode(), self._reporting_tokens(texts, prompt, on_tokens):
-                return np.asarray(self.embed(self._features(texts, side, prompt or None), side).cpu().numpy())
+                return np.asarray(self.embed(self.tokenize(texts, side, prompt), side).cpu().numpy())
         except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
             raise damaged_model(self.name, error, "encoder") from error
 
@@ -543,7 +521,7 @@ class Encoder:
                 full = np.cumsum(lengths) // STATIC_TOKENS
                 yield from np.split(np.arange(start, start + len(some)), np.flatnonzero(np.diff(full)) + 1)
                 continue
-            if self._reads_by_transformer:
+            if self._is_transformers:
                 lengths = np.array([len(ids) for ids in self.token_ids([prompt + text for text in some])])
             order = np.argsort(-lengths, kind="stable")
             budget = CPU_TOKENS if self.device.type == "cpu" else GPU_TOKENS

@@ -48,12 +48,7 @@ STEPS = 127  # an entry of a unit vector is kept as a whole number of 127ths
 
 
 class Reranker:
-    """A cross-encoder that gives each pair of a query and a text one score.
-
-    Attributes:
-        model: the sentence-transformers model underneath.
-        name: the spec that the cross-encoder was loaded by.
-    """
+    """A cross-encoder that gives each pair of a query and a text one score."""
 
     def __init__(self, model: CrossEncoder, name: str) -> None:
         if model.num_labels != 1:
@@ -97,15 +92,17 @@ class Reranker:
 
             local = local or stays_off_the_hub(name, "cross-encoder", advice, RERANKERS)
             model = CrossEncoder(name, device=str(device), local_files_only=local, model_kwargs={"dtype": dtype})
-        _refuse_other_models(model, name)
+        known = getattr(getattr(model.model, "config", None), "architectures", None) or []
+        if known and not any(
+            kind in architecture for architecture in known for kind in FOR_PAIRS
+        ):  # a random last layer
+            raise InputError(
+                f"{name} is a {known[0]}, and no cross-encoder: it was not trained to score pairs of texts"
+            )
         return cls(model, name)
 
     def scores(self, query: str, texts: Sequence[str]) -> np.ndarray:
-        """Return how well each text answers a query, of shape (texts,), float32; the scale is the model's own.
-
-        Raises:
-            InputError: the model gives something that is no number.
-        """
+        """Return how well each text answers a query, of shape (texts,), float32; the scale is the model's own."""
         if not texts:
             return np.empty(0, np.float32)
         pairs = [(query, text) for text in texts]
@@ -128,26 +125,14 @@ def _refuse_other_folders(folder: Path) -> None:
         raise InputError(f"{folder} is an encoder, and no cross-encoder: it cannot read a query and a text together")
 
 
-def _refuse_other_models(model: CrossEncoder, name: str) -> None:
-    """Fail with InputError if a model was not trained to score pairs: its last layer would be random."""
-    known = getattr(getattr(model.model, "config", None), "architectures", None) or []
-    if known and not any(kind in architecture for architecture in known for kind in FOR_PAIRS):
-        raise InputError(f"{name} is a {known[0]}, and no cross-encoder: it was not trained to score pairs of texts")
-
-
 # ----------------------------------------------------------------------------------------- late interaction
 
 
 class QueryTokens(NamedTuple):
-    """A query's tokens.
+    """A query's tokens, and how much each counts; the weights add up to 1."""
 
-    Attributes:
-        vectors: of shape (tokens, DIM), unit rows, float32.
-        weights: how much each counts, of shape (tokens,); they add up to 1.
-    """
-
-    vectors: np.ndarray
-    weights: np.ndarray
+    vectors: np.ndarray  # (tokens, DIM), unit rows, float32
+    weights: np.ndarray  # (tokens,)
 
     def max_similarities(self, codes: Sequence[np.ndarray]) -> np.ndarray:
         """Compare these tokens to those of each text, given as `TokenSpace.codes`: from −1 to 1, of shape (texts,)."""
@@ -224,11 +209,7 @@ class TokenSpace:
 
     @classmethod
     def load(cls, path: Path) -> TokenSpace:
-        """Read what `save` wrote.
-
-        Raises:
-            FormatError: it is damaged.
-        """
+        """Read what `save` wrote, or fail with FormatError."""
         kept = kept_arrays(path, ("basis", "weights"))
         if kept is None:
             raise FormatError(f"{path} is not as it was written; 'hce rebuild --tokens' makes it again")

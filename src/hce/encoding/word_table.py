@@ -12,7 +12,7 @@ itself implies are a prior.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from safetensors.numpy import save_file
 from scipy import sparse
 from sentence_transformers.sentence_transformer.modules import InputModule
+from sklearn.preprocessing import normalize
 from sklearn.utils.extmath import randomized_svd
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -51,17 +52,9 @@ def fit_words(
     without: np.ndarray | None = None,
     seed: int = 0,
 ) -> Table:
-    """Learn the words of a corpus: a vector for each, whose length has the word's idf in it.
+    """Learn the words of a corpus: a vector of at most `dim` entries for each, whose length has the word's idf in it.
 
-    Args:
-        corpus: the documents.
-        language: of the stemmer.
-        dim: n, at most; fewer documents or words give fewer dimensions.
-        without: positions of held-out documents.
-        seed: same seed, same table.
-
-    Raises:
-        InputError: hardly a word is in two documents, so that there is nothing to learn.
+    Documents at the positions `without` are left out. Fail with InputError if hardly a word is in two documents.
     """
     sample = np.setdiff1d(np.arange(len(corpus)), [] if without is None else without)
     if len(sample) > MOST_DOCUMENTS:
@@ -76,7 +69,9 @@ def fit_words(
         raise InputError(f"{corpus.name}: no two documents share enough words to learn from")
     counts = np.array([frequencies[term] for term in row_terms], dtype=np.float64)
     idf = inverse_document_frequency(counts, len(bags))
-    matrix = term_matrix(bags, row_terms, idf)
+    matrix = count_matrix(bags, {term: column for column, term in enumerate(row_terms)}, np.float64)
+    matrix.data = (1 + np.log(matrix.data)) * idf[matrix.indices]
+    matrix = normalize(matrix).astype(np.float32)  # documents × terms: (1 + log tf)·idf, rows of length 1
     *_, axes = randomized_svd(matrix, dim, n_iter=ROUNDS, random_state=seed)  # (n, terms)
     return Table(np.ascontiguousarray((axes * idf).T.astype(np.float32)), WordRows(row_terms, language))
 
@@ -130,21 +125,11 @@ def count_matrix(bags: Iterable[Counter[str]], column_of: Mapping[str, int], dty
     return sparse.csr_matrix((counts, columns, ends), shape=(len(known), len(column_of)))
 
 
-def term_matrix(bags: Sequence[Counter[str]], column_terms: Sequence[str], idf: np.ndarray) -> sparse.csr_matrix:
-    """Return documents × terms: (1 + log tf)·idf, rows of length 1."""
-    matrix = count_matrix(bags, {term: column for column, term in enumerate(column_terms)}, np.float64)
-    matrix.data = (1 + np.log(matrix.data)) * idf[matrix.indices]
-    lengths = np.sqrt(np.asarray(matrix.multiply(matrix).sum(axis=1)).ravel())
-    return (sparse.diags_array(1 / np.where(lengths > 0, lengths, 1)).tocsr() @ matrix).astype(np.float32)
-
-
 def document_frequencies(
     tokenizer: Tokenizer, texts: Iterable[str], vocabulary: int, advance: Advance = lambda count: None
 ) -> tuple[np.ndarray, int]:
     """Return in how many texts each token occurs, of shape (vocabulary,), float64, and the number of texts."""
-    counts = np.zeros(vocabulary)
-    total = 0
-    texts = iter(texts)
+    counts, total, texts = np.zeros(vocabulary), 0, iter(texts)
     while batch := list(islice(texts, TEXTS_AT_ONCE)):
         total += len(batch)
         for ids in token_ids(tokenizer, batch):
@@ -154,16 +139,13 @@ def document_frequencies(
 
 
 def expected_frequencies(table: np.ndarray) -> np.ndarray:
-    """Estimate from a table alone the share of texts with each token, of shape (vocabulary,).
-
-    A row's length is read as the idf of its token; the mean length stands for `PRIOR_IDF`.
-    """
+    """Estimate the share of texts with each token: a row's length is its idf, the mean length `PRIOR_IDF`."""
     lengths = np.linalg.norm(table, axis=1)
     return np.exp(-PRIOR_IDF * lengths / (lengths.mean() or 1.0))
 
 
 def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
-    """Fit a token table to a corpus: center and whiten the directions, then scale each row to its idf.
+    """Fit a token table of shape (vocabulary, n): center and whiten the directions, then scale each row to its idf.
 
     Centering and whitening are weighted by df·idf², the share of a token in the energy of the corpus's vectors, so that
     no direction that is common in the corpus dominates every inner product. On scifact's and nfcorpus's train and dev
@@ -171,11 +153,8 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
 
     Args:
         table: of shape (vocabulary, n).
-        counts: the document frequency of each token, of shape (vocabulary,).
+        counts: the number of documents with each token, of `total` ones.
         total: the number of documents.
-
-    Returns:
-        The new table, float32, of shape (vocabulary, n).
     """
     counts = counts + PRIOR_DOCUMENTS * expected_frequencies(table)
     idf = inverse_document_frequency(counts, total + PRIOR_DOCUMENTS)

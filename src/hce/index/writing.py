@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
@@ -169,7 +168,7 @@ class Cutter:
     def __init__(self, encoder: Encoder) -> None:
         self.window = encoder.window
         self.length = min(self.window, PASSAGE_TOKENS)
-        self._tokenizer = _untruncated(encoder.tokenizer)
+        self._tokenizer = encoder.untruncated_tokenizer
 
     def cut(self, documents: Sequence[Document]) -> dict[int, list[Passage]]:
         """Return the passages of documents longer than the window, by position."""
@@ -256,14 +255,3 @@ class _Rows(Sequence[Document]):
             return self._corpus[row]
         position, place = self._passages[row - len(self._corpus)]
         return Document(str(row), self._texts(position)[place])
-
-
-def _untruncated(tokenizer: Any) -> Tokenizer | None:
-    """Return a copy of a tokenizer without truncation; None if it has no offsets."""
-    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of the fast ones of transformers
-    if not isinstance(tokenizer, Tokenizer):
-        return None
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    return copy
