@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hce.data import terms
+from hce.data import text
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.terms import MULTILINGUAL_ENCODER, foreign_language, warn_of_language
+from hce.data.text import MULTILINGUAL_ENCODER, foreign_language, warn_of_language
 from hce.errors import warn_once
 from hce.index.create import KnownEncoder, create_index
 from hce.training.train import train
@@ -67,7 +67,7 @@ def test_no_language_of_most_documents_is_none():
 
 
 def test_each_language_with_a_stemmer_has_a_code_that_is_recognized():
-    assert set(terms.CODES.values()) <= set(terms._identifier().labels)
+    assert set(text.CODES.values()) <= set(text._identifier().labels)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_each_language_with_a_stemmer_has_a_code_that_is_recognized():
     [
         TEXTS["english"],
         TEXTS["english"] + " As Goethe says: Kennst du das Land, und weißt du noch?",
-        inspect.getsource(terms),
+        inspect.getsource(text),
         inspect.getsource(textwrap),
         JAVASCRIPT * 3,
         "3.14159 2.71828 42 1,000,000 2026-11-17 " * 20,

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset
-from hce.data.terms import inverse_document_frequency
+from hce.data.text import inverse_document_frequency
 from hce.demo import python_docstrings
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import TokenMemo

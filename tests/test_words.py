@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.data.terms import analyzer, spelled_out, terms
-from hce.data.text import QueryWords
+from hce.data.text import QueryWords, analyzer, spelled_out, terms
 from hce.errors import FormatError, HceError, InputError
 from hce.search import words as words_module
 from hce.search.words import PassageText, Words

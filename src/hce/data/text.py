@@ -1,4 +1,7 @@
-"""Words and marks of a text, spans, passages of a long text, and the snippet to show of a hit.
+"""Words of a text: terms, spans, passages of a long text, the snippet to show of a hit, and the language.
+
+Terms are the words of a text as they are matched and counted: in lower case, without endings, in any script. They need
+to know the language, so this module also notices a corpus in another one than its encoder reads.
 
 A passage ends where a sentence ends, if one does in its last quarter; else between two words; else between two tokens.
 The next one begins before that end, so that what stands at a cut is complete in one of the two.
@@ -9,14 +12,24 @@ An encoder finds by meaning and not by words; the marked words of a snippet do n
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, lru_cache
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import tantivy
+
+from hce.errors import InputError, warn_once
+
+if TYPE_CHECKING:
+    from hce.data.corpus import Corpus
+
+logger = logging.getLogger(__name__)
 
 # Vowel signs and accents that are characters of their own: part of a word to tantivy, and to Python's \w not.
 COMBINING = "".join(chr(code) for code in range(0x300, 0x1E94B) if unicodedata.category(chr(code))[0] == "M")
@@ -45,6 +58,38 @@ FUNCTION_WORDS = frozenset(  # of English, which stand in every text; scikit-lea
     to too under until up very was we were what when where which while who whom why will with would you your
     yours""")
 )
+
+LANGUAGES = (
+    *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
+    *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
+)
+"""The languages whose words are stemmed; "none" matches words as written."""
+
+CODES = dict(
+    zip(
+        LANGUAGES,
+        ("ar", "da", "nl", "en", "fi", "fr", "de", "el", "hu", "it", "no", "pt", "ro", "ru", "es", "sv", "ta", "tr"),
+        strict=True,
+    )
+)
+"""The ISO 639 codes of the languages, which py3langid gives."""
+
+ENGLISH_ENCODERS = ("static", "minilm")
+MULTILINGUAL_ENCODER = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
+SAMPLE, BEGINNING = 200, 2000  # documents whose language is looked at, and characters of each
+LEAST_LETTERS = 20  # fewer say nothing
+SURE = 0.8  # the probability of a language; code and numbers are below
+
+LONGEST_WORD = 255  # bytes; what is longer is no word
+MOST_PIECES, LONGEST_PIECE = 1 << 17, 40  # that are remembered, and characters of one: some 40 MB
+
+# From the beginning of a word only: tried at each letter, it took most of the time of a search.
+IDENTIFIER = re.compile(r"(?<!\w)\w*?(?:[^\W_]_[^\W_]|[a-z][A-Z]|[A-Z]{2}[a-z]{2})\w*")
+PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
+# Scripts that put no spaces between words: Thai, Lao, Myanmar, Khmer, Hiragana, Katakana, Han.
+UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
+# Ligatures, forms of Arabic letters by their place, full and half width.
+PRESENTED = re.compile(r"[\ufb00-\ufdff\ufe70-\ufeff\uff00-\uffef]+")
 
 Offsets = Sequence[tuple[int, int]]
 """Where each word or mark of a text, or each token of an encoder, begins and ends."""
@@ -130,6 +175,65 @@ def is_url(text: str) -> bool:
     return text.lower().startswith(("http://", "https://"))
 
 
+# ------------------------------------------------------------------------------------------------- terms
+
+
+def terms(text: str, language: str) -> list[str]:
+    """Return the terms of a text, in order.
+
+    >>> terms("Parsing URLs by parse_url", "english")
+    ['pars', 'url', 'by', 'parse_url', 'pars', 'url']
+    """
+    found: list[str] = []
+    for piece in text.split():
+        found += (_remembered if len(piece) <= LONGEST_PIECE else _terms_between_spaces)(piece, language)
+    return found
+
+
+def _terms_between_spaces(piece: str, language: str) -> tuple[str, ...]:
+    return tuple(analyzer(language).analyze(spelled_out(piece)))
+
+
+_remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most pieces come again
+
+
+def spelled_out(text: str) -> str:
+    """Prepare a text for a tokenizer that only splits at spaces.
+
+    An identifier is followed by its parts; a run of a script without spaces becomes its pairs of characters.
+
+    >>> spelled_out("call getUserName or parse_url")
+    'call getUserName get User Name or parse_url parse url'
+    >>> spelled_out("東京都 in Japan")
+    ' 東京 京都  in Japan'
+    """
+    if not text.isascii():  # NFKC for forms of letters only: it would make one word of "Word™", and 106 of 10⁶
+        text = PRESENTED.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+        text = unicodedata.normalize("NFC", text)
+    text = IDENTIFIER.sub(lambda found: " ".join([found[0], *PART.findall(found[0])]), text)
+    return UNSPACED.sub(lambda run: f" {' '.join(map(''.join, pairwise(run[0]))) or run[0]} ", text)
+
+
+def inverse_document_frequency(counts: np.ndarray, total: int) -> np.ndarray:
+    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)), which is above 0 even for a term in every text."""
+    return np.log1p((total - counts + 0.5) / (counts + 0.5))
+
+
+def checked_language(language: str) -> str:
+    """Return a language, or fail with InputError if there is no stemmer for it."""
+    if language not in (*LANGUAGES, "none"):
+        raise InputError(f"language {language!r}: choose one of {', '.join(LANGUAGES)}, or none")
+    return language
+
+
+@cache
+def analyzer(language: str) -> Any:
+    """Return tantivy's analyzer of texts that were `spelled_out`."""
+    builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.regex(r"\w+"))
+    builder = builder.filter(tantivy.Filter.remove_long(LONGEST_WORD)).filter(tantivy.Filter.lowercase())
+    return (builder if language == "none" else builder.filter(tantivy.Filter.stemmer(language))).build()
+
+
 # ------------------------------------------------------------------------------------------------- passages
 
 
@@ -158,14 +262,14 @@ def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Pas
     character[0] = 0
     first, passages = 0, []
     while len(places) - first > most:
-        last = max(_latest(kinds, first + most - most // LOOK_BACK, first + most), _after(kinds, first))
+        last = max(_cut_between(kinds, first + most - most // LOOK_BACK, first + most, -1), _after(kinds, first))
         passages.append(Passage(int(character[first]), int(character[last])))
         if last == len(places):
             return passages
         earliest, latest = last - most // LOOK_BACK, last - most // OVERLAP
         if len(places) - latest <= most:  # the last one is as long as it may be: a few words alone say little
             earliest = min(latest, len(places) - most)
-        first = max(_earliest(kinds, earliest, latest), _after(kinds, first))
+        first = max(_cut_between(kinds, earliest, latest, 0), _after(kinds, first))
     return [*passages, Passage(int(character[first]), len(text))]
 
 
@@ -179,21 +283,12 @@ def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
     return [*(np.intersect1d(tokens, np.searchsorted(starts, np.array(each, np.int64))) for each in ends), tokens]
 
 
-def _latest(kinds: list[np.ndarray], low: int, high: int) -> int:
-    """Return the last cut from `low` to `high`, of the first kind that has one; else the last token's before."""
+def _cut_between(kinds: list[np.ndarray], low: int, high: int, which: int) -> int:
+    """Return the first (0) or last (-1) cut from `low` to `high`, of the first kind that has one; else one before."""
     for places in kinds:
-        place = np.searchsorted(places, high, side="right") - 1
-        if place >= 0 and places[place] >= low:
-            return int(places[place])
-    return int(kinds[-1][np.searchsorted(kinds[-1], high, side="right") - 1])
-
-
-def _earliest(kinds: list[np.ndarray], low: int, high: int) -> int:
-    """Return the first cut from `low` to `high`, of the first kind that has one; else the last token's before."""
-    for places in kinds:
-        place = np.searchsorted(places, low)
-        if place < len(places) and places[place] <= high:
-            return int(places[place])
+        between = places[np.searchsorted(places, low) : np.searchsorted(places, high, side="right")]
+        if len(between):
+            return int(between[which])
     return int(kinds[-1][np.searchsorted(kinds[-1], high, side="right") - 1])
 
 
@@ -309,3 +404,56 @@ def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
         if len(inside) > best:
             best, start = len(inside), marks[left][0]
     return max(0, min(start - length // 4, len(text) - length))
+
+
+# ------------------------------------------------------------------------------------------------- languages
+
+
+def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") -> None:
+    """Warn once if most texts are not in the language of an encoder, given by its name.
+
+    `language` is the stemmer's.
+    """
+    name = encoder.removesuffix(", fitted")
+    step = max(1, len(corpus) // SAMPLE)
+    some = range(0, len(corpus), step)[:SAMPLE]
+    found = name in ENGLISH_ENCODERS and foreign_language(corpus[position].full_text for position in some)
+    if not found:
+        return
+    fitting = found if found in LANGUAGES else "none"
+    stem = "" if fitting == language else f" (index with --language {fitting})"
+    warn_once(
+        logger,
+        f"{corpus.name}: most documents seem to be in {found.capitalize()}, and {name} was trained on English: words "
+        f"find them in any language{stem}; for their meaning take a multilingual encoder, such as "
+        f"{MULTILINGUAL_ENCODER}",
+    )
+
+
+def foreign_language(texts: Iterable[str]) -> str | None:
+    """Return the language of most texts, by its name or ISO 639 code; None for English, code or unclear.
+
+    >>> foreign_language(["Die Katze schläft nicht, und der Hund ist auf dem Sofa."] * 2)
+    'german'
+    >>> foreign_language(["The cat is not asleep, and the dog is on the sofa."] * 2)
+    """
+    found = [_language(text[:BEGINNING]) for text in texts]
+    code, count = Counter(found).most_common(1)[0] if found else (None, 0)
+    if code in (None, "en", "zxx") or count <= len(found) / 2:  # zxx: no language at all
+        return None
+    return next((name for name, known in CODES.items() if known == code), code)
+
+
+def _language(text: str) -> str | None:
+    """Return the code of a text's language; None if that is not sure."""
+    if sum(map(str.isalpha, text)) < LEAST_LETTERS:
+        return None
+    code, probability = _identifier().classify(text)
+    return str(code) if probability >= SURE else None
+
+
+@cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # its model is 70 MB, and takes half a second to load
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

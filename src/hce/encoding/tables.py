@@ -21,8 +21,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from hce.contained import is_file, plain_path, read_json_value, require_inside
-from hce.data.terms import checked_language, terms
-from hce.data.text import READ_AT_ONCE, text_pieces
+from hce.data.text import READ_AT_ONCE, checked_language, terms, text_pieces
 from hce.errors import FormatError, InputError, one_line
 from hce.files import read_json
 

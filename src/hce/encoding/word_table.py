@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from hce.data.corpus import Corpus
-from hce.data.terms import inverse_document_frequency, terms
+from hce.data.text import inverse_document_frequency, terms
 from hce.encoding.tables import TABLE_FILE, WORDS_FILE, Table, WordRows, as_unit_rows, token_ids
 from hce.errors import InputError
 from hce.files import write_json

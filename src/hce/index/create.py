@@ -27,7 +27,7 @@ import torch
 from hce.contained import check_tree, delete_folder, is_folder
 from hce.data.corpus import Corpus
 from hce.data.documents import Document
-from hce.data.terms import checked_language, warn_of_language
+from hce.data.text import checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.reranker import TokenSpace

@@ -22,8 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tantivy
 
-from hce.data.terms import analyzer, checked_language, inverse_document_frequency, spelled_out, terms
-from hce.data.text import ANY_WORD
+from hce.data.text import ANY_WORD, analyzer, checked_language, inverse_document_frequency, spelled_out, terms
 from hce.errors import FormatError, HceError
 from hce.files import CHECKSUMS, ScratchFolder, damage_in, write_checksums
 from hce.progress import check_deadline

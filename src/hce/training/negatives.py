@@ -18,7 +18,7 @@ from scipy import sparse
 from torch import Tensor
 
 from hce.data.corpus import Corpus
-from hce.data.terms import inverse_document_frequency, terms
+from hce.data.text import inverse_document_frequency, terms
 from hce.encoding.word_table import count_matrix
 from hce.progress import counted, progress_bar
 from hce.search.exact import nearest

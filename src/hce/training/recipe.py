@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Literal, get_args, get_type_hints
 
-from hce.data.terms import checked_language
+from hce.data.text import checked_language
 from hce.errors import InputError, wrong_type
 
 Supervision = Literal["auto", "unsupervised", "supervised", "joint"]
