@@ -76,12 +76,6 @@ def test_documents_that_are_left_out_are_not_learnt_from():
     assert "cat" not in table.splitter.terms and "bond" in table.splitter.terms
 
 
-def test_how_many_words_are_unknown():
-    table = fit_words(corpus_of(TEXTS), dim=2)
-    assert table.splitter.unknown_share(["cat dog", "zebra okapi"]) == 0.5
-    assert table.splitter.unknown_share([]) == 0.0
-
-
 def test_nothing_in_common_is_one_clear_line():
     with pytest.raises(InputError, match="no two documents share enough words"):
         fit_words(corpus_of(["one two", "three four"]))

@@ -56,16 +56,10 @@ class Document:
 
 
 class Fields(NamedTuple):
-    """Which fields of a record are read.
+    """Which fields of a record are read."""
 
-    Attributes:
-        ids: the first of these that holds something is the id; none if documents are numbered.
-        title: may be missing.
-        text: must be there.
-    """
-
-    ids: tuple[str, ...] = ID_FIELDS
-    title: str = "title"
+    ids: tuple[str, ...] = ID_FIELDS  # the first of these that holds something is the id; none if rows are numbered
+    title: str = "title"  # may be missing
     text: str = "text"
 
 
@@ -103,11 +97,7 @@ def choose_fields(
 
 
 def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -> Document:
-    """Make a document of a record; fields other than id, title and text become metadata, and `row` may be the id.
-
-    Raises:
-        InputError: no id, no text, a field of the wrong type, or text that is no Unicode.
-    """
+    """Make a document of a record; fields other than id, title and text become metadata, and `row` may be the id."""
     ids, title_field, text_field = fields or Fields()
     where, rest = record.where, dict(record.fields)
     doc_id = take_id(rest, where, ids) if ids else str(row)

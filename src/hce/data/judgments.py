@@ -148,14 +148,9 @@ def _parse_judgment(columns: list[str], line: Line) -> Judgment:
 
 
 class Labels(NamedTuple):
-    """Judged queries: to train on, to choose by, or to measure with.
+    """Judged queries: to train on, to choose by, or to measure with."""
 
-    Attributes:
-        queries: by id; there may be more of them than were judged.
-        qrels: the judgments.
-    """
-
-    queries: dict[str, Query]
+    queries: dict[str, Query]  # by id; there may be more of them than were judged
     qrels: Qrels
 
     @property
@@ -215,11 +210,7 @@ class Dataset(NamedTuple):
 
 
 def read_queries(path: str | Path) -> dict[str, Query]:
-    """Read queries by id from TSV lines of id and text, or from JSONL and the like with fields `_id` or `id`, `text`.
-
-    Raises:
-        InputError: a malformed line, an empty query, an id that stands twice, or no query at all.
-    """
+    """Read queries by id: TSV lines of id and text, or JSONL and the like with fields `_id` or `id`, and `text`."""
     queries: dict[str, Query] = {}
     places: dict[str, str] = {}
     fields = None
@@ -259,11 +250,7 @@ def read_log(path: str | Path) -> list[str]:
 
 
 def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
-    """Write queries, atomically, as JSONL or TSV, whichever the name says (TSV has one space for any white space).
-
-    Raises:
-        InputError: another format, or an id that TSV cannot hold.
-    """
+    """Write queries, atomically, as JSONL or TSV, whichever the name says (TSV has one space for any white space)."""
     suffix = format_suffix(path)
     if suffix not in (".tsv", *JSONL_SUFFIXES):
         raise InputError(f"{path}: queries are written as .jsonl or .tsv; choose such a name")
@@ -276,11 +263,7 @@ def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
 
 
 def read_generated(path: str | Path) -> Labels:
-    """Read generated queries: records with `document` (or `_id`, `id`: its id) and `query` (or `text`).
-
-    Raises:
-        InputError: a record without a document id or a query.
-    """
+    """Read generated queries: records with `document` (or `_id`, `id`: its id) and `query` (or `text`)."""
     queries: dict[str, Query] = {}
     judgments = []
     for count, (where, fields) in enumerate(read_records(path)):

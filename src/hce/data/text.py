@@ -301,19 +301,12 @@ def _after(kinds: list[np.ndarray], token: int) -> int:
 
 
 class Snippet(NamedTuple):
-    """What is shown of a text.
-
-    Attributes:
-        text: its characters, white space as in the document.
-        start: where the snippet begins in the document.
-        whole: whether the snippet is all of the document.
-        marks: where the query's words stand in it.
-    """
+    """What is shown of a text, with white space as in the document."""
 
     text: str
-    start: int
-    whole: bool
-    marks: list[Mark]
+    start: int  # in the document
+    whole: bool  # whether the snippet is all of the document
+    marks: list[Mark]  # where the query's words stand in the snippet
 
 
 class QueryWords:
@@ -410,10 +403,7 @@ def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
 
 
 def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") -> None:
-    """Warn once if most texts are not in the language of an encoder, given by its name.
-
-    `language` is the stemmer's.
-    """
+    """Warn once if most texts are not in the language of the encoder of this name; `language` is the stemmer's."""
     name = encoder.removesuffix(", fitted")
     step = max(1, len(corpus) // SAMPLE)
     some = range(0, len(corpus), step)[:SAMPLE]

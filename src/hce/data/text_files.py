@@ -164,11 +164,7 @@ class Page(NamedTuple):
 
 
 def read_page(path: Path, encoding: str) -> Page:
-    """Read the title and the text of a PDF file, or of an HTML page, in this encoding unless it names its own.
-
-    Raises:
-        InputError: the file cannot be read, or has no text.
-    """
+    """Read the title and the text of a PDF file, or of an HTML page, in this encoding unless it names its own."""
     kind = "PDF file" if path.suffix.lower() == ".pdf" else "page"
     try:
         if path.stat().st_size > LARGEST:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hce.encoding.tables import Table, damaged_model
-from hce.errors import FormatError, HceError, InputError, MissingPackageError, one_line
+from hce.encoding.tables import Table
+from hce.errors import FormatError, InputError, MissingPackageError, one_line
 from hce.files import file_sha256, new_folder
 
 if TYPE_CHECKING:
@@ -187,21 +187,6 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def loading(spec: str, what: str, advice: str) -> Iterator[None]:
-    """Report in one line why a model of the kind `what` cannot be loaded in this block; `advice` is what to give."""
-    try:
-        yield
-    except HceError:
-        raise
-    except Exception as error:  # whatever a damaged file makes its reader raise
-        if Path(spec).is_dir():
-            raise damaged_model(spec, error, what) from error
-        if not isinstance(error, OSError | ValueError | ImportError):
-            raise
-        raise InputError(f"no {what} {spec!r}: {one_line(error)} ({advice})") from error
 
 
 # ----------------------------------------------------------------------------------------- packages and cache

@@ -106,13 +106,7 @@ def encode_among_processes(
 ) -> np.ndarray:
     """Encode this process's part of the documents in memory, and gather all parts, which have one size.
 
-    Args:
-        corpus: the documents.
-        encode: turns positions and their texts into rows of shape (texts, n).
-        dim: n.
-        device: where processes exchange rows.
-        at_once: how many texts are encoded together.
-        progress: as in `encode_corpus`.
+    `encode` turns positions and their texts into rows of shape (texts, dim); processes exchange rows on the device.
     """
     padded = -(-len(corpus) // process_count()) * process_count()
     rows = np.minimum(np.arange(padded)[own_rows(padded)], len(corpus) - 1)  # the last document fills up the last part
@@ -156,8 +150,7 @@ class VectorFile:
     def start(self, *, replace: bool = False) -> None:
         """Begin, or continue where a run of the same identity stopped; all processes call it.
 
-        Raises:
-            InputError: the folder holds other files, or vectors of another identity that `replace` does not delete.
+        Fail with InputError on other files, or vectors of another identity that `replace` does not delete.
         """
         manifest = self.folder / "manifest.json"
         state = read_json(manifest) if manifest.is_file() else {}

@@ -27,7 +27,6 @@ from hce.encoding.bundled import (
     load_minilm,
     load_static,
     load_table_of,
-    loading,
     quiet_transformers,
     refuse_mistyped,
     stays_off_the_hub,
@@ -40,12 +39,12 @@ from hce.encoding.tables import (
     Side,
     Table,
     TokenMemo,
-    WordRows,
     check_parts,
     damaged_model,
     fingerprint_of_modules,
     first_module,
     joined_rows,
+    loading,
     mapped_rows,
     read_side_by_side,
     require_model_folder,
@@ -266,11 +265,6 @@ class Encoder:
     def prompt(self, side: Side) -> str | None:
         """Return the prompt of a side: its own, else the model's default one."""
         return self.prompts.of(side)
-
-    def unknown_share(self, texts: Sequence[str]) -> float | None:
-        """Return the share of the texts' words that a word table of the corpus lacks; None without such a table."""
-        tables = [part.table.splitter for part in self.parts if part.table is not None]
-        return next((each.unknown_share(texts) for each in tables if isinstance(each, WordRows)), None)
 
     def save(self, path: str | Path) -> None:
         """Write a directory that `SentenceTransformer(path)` loads to the same vectors; it appears whole or not at all.

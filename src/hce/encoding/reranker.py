@@ -24,9 +24,9 @@ from torch import Tensor
 
 from hce.contained import read_bytes
 from hce.data.corpus import Corpus
-from hce.encoding.bundled import RERANKERS, loading, quiet_transformers, refuse_mistyped_reranker, stays_off_the_hub
+from hce.encoding.bundled import RERANKERS, quiet_transformers, refuse_mistyped_reranker, stays_off_the_hub
 from hce.encoding.encoder import Encoder, device_and_dtype
-from hce.encoding.tables import MODULES, require_model_folder
+from hce.encoding.tables import MODULES, loading, require_model_folder
 from hce.errors import FormatError, InputError
 from hce.files import SEAL, checksum_of_arrays, kept_arrays
 from hce.progress import progress_bar
@@ -68,13 +68,7 @@ class Reranker:
         dtype: torch.dtype | None = None,
         local: bool = False,
     ) -> Reranker:
-        """Load a directory or a hub id of any cross-encoder of sentence-transformers.
-
-        Args:
-            spec: which cross-encoder.
-            device: where to compute; by default the first GPU, else the CPU.
-            dtype: what to compute in; by default bfloat16 on a GPU that has it, else float32.
-            local: stay off the hub; a hub id is then found only if it was downloaded before.
+        """Load a directory or a hub id of any cross-encoder of sentence-transformers; options as `Encoder.load` has.
 
         Raises:
             InputError: there is no such model, or the model is no cross-encoder with one score.
@@ -144,11 +138,9 @@ class QueryTokens(NamedTuple):
 
 
 class TokenSpace:
-    """Turns an encoder's states into bytes, and weights the tokens of queries.
+    """Turns an encoder's states into bytes by their directions, `basis`, and weights the tokens of queries.
 
-    Attributes:
-        basis: directions of the states, of shape (n, DIM), float32.
-        weights: of each token of the vocabulary, of shape (V,), float32: log((N + 1) / (documents with it + ½)).
+    The weights, of shape (V,), are log((N + 1) / (documents with a token + ½)).
     """
 
     def __init__(self, basis: np.ndarray, weights: np.ndarray) -> None:

@@ -55,14 +55,7 @@ PART_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs", "backend")
 
 
 class SideBySide(InputModule):
-    """Encoders whose unit vectors are concatenated, each scaled by the root of its share.
-
-    Attributes:
-        parts: the encoders.
-        shares: how much each part counts in an inner product; they add up to 1.
-        centres: means that are subtracted from the first part's vectors, of shape (2, n₁): of queries, of documents.
-        query_map: what moves the first part's queries before that, of shape (n₁, n₁ + 1); see `mapped_rows`.
-    """
+    """Encoders whose unit vectors are concatenated, each scaled by the root of its share; see `Encoder`."""
 
     save_in_root = False
     forward_kwargs: ClassVar[set[str]] = {"task"}
@@ -194,18 +187,10 @@ def hub_folder(spec: str, *, local: bool) -> Path | None:
 
 
 def save_plain(encoder: Encoder, folder: str | Path, *, first_alone: bool = False) -> str:
-    """Write a new folder that `SentenceTransformer(folder)` loads to the same vectors without hce.
+    """Write a new folder that `SentenceTransformer(folder)` loads to the same vectors without hce; return its kind.
 
-    Args:
-        encoder: what to write.
-        folder: where to.
-        first_alone: write the first encoder of several whose vectors stand side by side.
-
-    Returns:
-        What it is: "a token table" or "a transformer".
-
-    Raises:
-        InputError: the encoder has no such form, or the folder is not empty.
+    Fail with InputError if the encoder has no such form, or the folder is not empty. With `first_alone`, write only the
+    first of several encoders side by side.
     """
     if len(encoder.parts) > 1 and not first_alone:
         raise InputError(

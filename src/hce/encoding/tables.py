@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,7 +23,7 @@ from tokenizers import Tokenizer
 
 from hce.contained import is_file, plain_path, read_json_value, require_inside
 from hce.data.text import READ_AT_ONCE, checked_language, terms, text_pieces
-from hce.errors import FormatError, InputError, one_line
+from hce.errors import FormatError, HceError, InputError, one_line
 from hce.files import read_json
 
 Side = Literal["query", "document"]
@@ -107,17 +108,11 @@ def _by_piece(tokenizer: Tokenizer, text: str) -> Iterator[tuple[int, Any]]:
 
 
 class Bags(NamedTuple):
-    """The rows of a table that each text sums, one text after another.
+    """The rows of a table that each text sums, one text after another."""
 
-    Attributes:
-        rows: of shape (rows of all texts,), int64.
-        lengths: how many rows each text has, of shape (texts,), int64.
-        weights: of the rows, float32; None if each counts once.
-    """
-
-    rows: np.ndarray
-    lengths: np.ndarray
-    weights: np.ndarray | None = None
+    rows: np.ndarray  # (rows of all texts,), int64
+    lengths: np.ndarray  # how many rows each text has, (texts,), int64
+    weights: np.ndarray | None = None  # of the rows, float32; None if each counts once
 
     @property
     def starts(self) -> np.ndarray:
@@ -176,11 +171,6 @@ class WordRows:
         """Return language and words, for JSON."""
         return {"language": self.language, "words": self.terms}
 
-    def unknown_share(self, texts: Iterable[str]) -> float:
-        """Return the share of the texts' words that have no vector."""
-        words = [term for text in texts for term in terms(text, self.language)]
-        return sum(term not in self._row for term in words) / max(1, len(words))
-
 
 # ----------------------------------------------------------------------------------------- vectors
 
@@ -192,12 +182,9 @@ def as_unit_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def mapped_rows(rows: Any, query_map: Any, unit: Callable[[Any], Any] = as_unit_rows) -> Any:
-    """Move vectors of queries by a linear map, to unit rows of the same shape.
+    """Move unit rows of queries, arrays or tensors of shape (queries, n), by a linear map to other unit rows.
 
-    Args:
-        rows: unit rows of shape (queries, n), an array, or a tensor with its own `unit`.
-        query_map: what is added to each: weights and, in the last column, a constant; of shape (n, n + 1).
-        unit: scales rows to length 1.
+    The map, of shape (n, n + 1), is what is added to each: weights and, in the last column, a constant.
     """
     return unit(rows + rows @ query_map[:, :-1].T + query_map[:, -1])
 
@@ -209,14 +196,9 @@ def joined_rows(
     unit: Callable[[Any], Any] = as_unit_rows,
     concatenate: Callable[..., Any] = np.concatenate,
 ) -> Any:
-    """Join the rows of parts to unit rows of shape (texts, Σ nᵢ), float32.
+    """Join the rows of parts, arrays or tensors of shape (texts, nᵢ), to unit rows of shape (texts, Σ nᵢ), float32.
 
-    Args:
-        parts: unit rows of shape (texts, nᵢ) each, arrays or tensors; 0 if a part knows nothing of a text.
-        shares: of the parts.
-        centre: what is subtracted from the rows of the first part, of shape (n₁,).
-        unit: scales rows to length 1.
-        concatenate: joins rows.
+    A row is 0 if a part knows nothing of a text. `centre`, of shape (n₁,), is subtracted from the first part's rows.
     """
     first = parts[0] if centre is None else unit(parts[0] - centre)
     scaled = [float(share) ** 0.5 * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
@@ -263,24 +245,17 @@ class Prompts(NamedTuple):
 
 
 class Table(NamedTuple):
-    """One table of vectors.
+    """One table of vectors, and what finds the rows of a text: a tokenizer, or the words of a corpus."""
 
-    Attributes:
-        vectors: of shape (rows, n), float32.
-        splitter: finds the rows of a text: a tokenizer, or the words of a corpus.
-        prompts: for texts that are tokenized; words have no use for them.
-    """
-
-    vectors: np.ndarray
+    vectors: np.ndarray  # (rows, n), float32
     splitter: Tokenizer | WordRows
-    prompts: Prompts = Prompts()
+    prompts: Prompts = Prompts()  # for texts that are tokenized; words have no use for them
 
     @classmethod
     def read(cls, folder: Path) -> Table | None:
         """Read a table that was saved as a sentence-transformers model; None if the folder holds another model.
 
-        Raises:
-            FormatError: something of it is missing or damaged; a library's reader may raise any other error.
+        A damaged file may make a library's reader raise any error.
         """
         first, path = first_module(folder)
         if first == WORD_TABLE:
@@ -327,11 +302,7 @@ class Table(NamedTuple):
         return fingerprint_of_modules(self.prompts, None, modules, tokenizer, [(name, self.vectors)])
 
     def encode(self, texts: Sequence[str], prompt: str = "", memo: TokenMemo | None = None) -> np.ndarray:
-        """Encode texts to unit rows of shape (texts, n), 0 if no row is known; a table of words ignores the prompt.
-
-        Raises:
-            LookupError: the table has no row for a token.
-        """
+        """Encode texts to unit rows of shape (texts, n), 0 if no row is known; a table of words ignores the prompt."""
         if isinstance(self.splitter, WordRows):
             bags = self.splitter.bags(texts)
         else:
@@ -372,6 +343,21 @@ def fingerprint_of_modules(
 def damaged_model(name: Path | str, error: Exception, what: str = "model") -> FormatError:
     """Return the error for a model that cannot be read, or whose files do not fit together."""
     return FormatError(f"{name}: a damaged {what} ({one_line(error)}); train or copy it again")
+
+
+@contextmanager
+def loading(spec: str, what: str, advice: str) -> Iterator[None]:
+    """Report in one line why a model of the kind `what` cannot be loaded in this block; `advice` is what to give."""
+    try:
+        yield
+    except HceError:
+        raise
+    except Exception as error:  # whatever a damaged file makes its reader raise
+        if Path(spec).is_dir():
+            raise damaged_model(spec, error, what) from error
+        if not isinstance(error, OSError | ValueError | ImportError):
+            raise
+        raise InputError(f"no {what} {spec!r}: {one_line(error)} ({advice})") from error
 
 
 def require_row_for_each_token(tokenizer: Tokenizer, rows: int, spec: str) -> None:

@@ -151,10 +151,7 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     no direction that is common in the corpus dominates every inner product. On scifact's and nfcorpus's train and dev
     queries, whitening is worth more than the idf weights themselves (docs/LOG.md).
 
-    Args:
-        table: of shape (vocabulary, n).
-        counts: the number of documents with each token, of `total` ones.
-        total: the number of documents.
+    `counts` are the numbers of documents with each token, of `total` ones.
     """
     counts = counts + PRIOR_DOCUMENTS * expected_frequencies(table)
     idf = inverse_document_frequency(counts, total + PRIOR_DOCUMENTS)

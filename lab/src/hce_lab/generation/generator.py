@@ -31,8 +31,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hce.encoding.bundled import loading, quiet_transformers
+from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import device_and_dtype
+from hce.encoding.tables import loading
 from hce_lab.generation.smollm2 import unpacked_smollm2
 
 BUNDLED = "smollm2"
