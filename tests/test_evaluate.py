@@ -19,7 +19,6 @@ from hce.errors import InputError
 from hce.evaluation.evaluate import (
     FAMILIES,
     DenseSearcher,
-    capped_recall,
     check_documents,
     evaluate,
     parse_measure,
@@ -116,10 +115,16 @@ def test_recall_needs_a_cut_off():
 
 def test_capped_recall_can_reach_one_where_recall_cannot():
     grades = {f"d{i}": 1 for i in range(8)} | {"bad": 0}
-    assert capped_recall(["d0", "d1"], grades, 2) == 1.0
-    assert capped_recall(["d0", "bad"], grades, 2) == 0.5
-    assert capped_recall(["d0"], grades, 10) == 1 / 8
-    assert capped_recall(["bad"], {"bad": 0}, 10) == 0.0
+    assert measured(["d0", "d1"], grades, "R_cap@2") == 1.0
+    assert measured(["d0", "bad"], grades, "R_cap@2") == 0.5
+    assert measured(["d0"], grades, "R_cap@10") == 1 / 8
+    assert measured(["bad"], {"bad": 0}, "R_cap@10") == 0.0
+
+
+def measured(ranked, grades, measure):
+    """What one query scores."""
+    qrels = Qrels(Judgment("q", name, grade) for name, grade in grades.items())
+    return evaluate(Fixed({"q": ranked}), {"q": Query("q", "q")}, qrels, [measure]).means[measure]
 
 
 @settings(max_examples=50, deadline=None)
@@ -130,13 +135,7 @@ def test_capped_recall_is_recall_where_positives_are_few(data):
     ranked = data.draw(st.permutations(names))
     k = data.draw(st.integers(1, 12))
     positives = sum(grade > 0 for grade in grades.values())
-    plain = evaluate(
-        Fixed({"q": ranked}),
-        {"q": Query("q", "q")},
-        Qrels(Judgment("q", name, grade) for name, grade in grades.items()),
-        [f"R@{k}"],
-    ).means[f"R@{k}"]
-    capped = capped_recall(ranked, grades, k)
+    plain, capped = (measured(ranked, grades, f"{family}@{k}") for family in ("R", "R_cap"))
     assert 0 <= plain <= capped <= 1
     assert capped == pytest.approx(plain * positives / max(1, min(k, positives)))
 

@@ -251,33 +251,23 @@ def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict
     """Compute the value of each measure for each judged query, in the order of the judgments.
 
     A query without hits or without relevant documents counts 0. A document without a judgment is not relevant.
+    BEIR's R_cap@k divides by k instead of all relevant documents where these are more, so that 1 can be reached.
     """
-    values = {measure: dict.fromkeys(qrels, 0.0) for measure in measures}
-    through = {ir_measures.parse_measure(str(measure)): measure for measure in values if measure.family != CAPPED}
     # Below 0 is not relevant either, and trec_eval's memory breaks where a query has no other grades.
-    judged = {
-        query_id: {doc_id: max(grade, 0) for doc_id, grade in grades.items()} for query_id, grades in qrels.items()
-    }
+    judged = {query_id: {name: max(grade, 0) for name, grade in grades.items()} for query_id, grades in qrels.items()}
     # trec_eval breaks ties by document id; falling ranks instead of scores keep the ranking's own order.
     ranks = {
         query_id: {hit.id: float(len(hits) - rank) for rank, hit in enumerate(hits)}
         for query_id, hits in run.items()
         if query_id in qrels
     }
-    for metric in ir_measures.iter_calc(list(through), judged, ranks) if through else ():
-        values[through[metric.measure]][metric.query_id] = float(metric.value)
-    for measure in values:
-        if measure.family == CAPPED and measure.cutoff:
-            for query_id in qrels:
-                ranked = [hit.id for hit in run.get(query_id, ())]
-                values[measure][query_id] = capped_recall(ranked, qrels[query_id], measure.cutoff)
-    return values
+    asked = {each: ir_measures.parse_measure(str(each).replace(CAPPED, "R")) for each in measures}
+    values = {measure: dict.fromkeys(qrels, 0.0) for measure in asked.values()}
+    for metric in ir_measures.iter_calc(list(values), judged, ranks):
+        values[metric.measure][metric.query_id] = float(metric.value)
 
+    def value(measure: Measure, query_id: str) -> float:
+        found, right = values[asked[measure]][query_id], len(qrels.positives(query_id))
+        return round(found * right) / min(measure.cutoff or 1, right or 1) if measure.family == CAPPED else found
 
-def capped_recall(ranked: Sequence[str], grades: Mapping[str, int], cutoff: int) -> float:
-    """Compute BEIR's recall_cap, which reaches 1 also where a query has more than `cutoff` relevant documents.
-
-    It divides the relevant documents among the first k by k or by all there are, whichever is less.
-    """
-    positives = {document_id for document_id, grade in grades.items() if grade > 0}
-    return len(positives.intersection(ranked[:cutoff])) / min(cutoff, len(positives)) if positives else 0.0
+    return {measure: {query_id: value(measure, query_id) for query_id in qrels} for measure in asked}

@@ -26,17 +26,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Paired(NamedTuple):
-    """How one system compares with another, query by query.
+    """How one system compares with another: the difference of their means, p, and how many queries are better.
 
-    Attributes:
-        difference: mean of the first less mean of the second.
-        p: two-sided, of the randomization test.
-        low: lower end of the difference's 95 % interval (percentile bootstrap over queries).
-        high: upper end of that interval.
-        better: how many queries the first system does better at.
-        worse: how many queries the first system does worse at.
-        equal: at how many queries both score the same.
-        p_holm: p after Holm's correction for the number of comparisons.
+    `low` and `high` are the ends of the difference's 95 % interval (percentile bootstrap over queries), and `p_holm`
+    is p after Holm's correction for the number of comparisons.
     """
 
     difference: float

@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeVar
 import anyio.to_thread
 import numpy as np
 
-from hce.encoding.encoder import Encoder
 from hce.errors import HceError, InputError
 from hce.index.background import reason_of
 from hce.index.drift import GrownNode
@@ -129,25 +128,22 @@ class AskedQueries:
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries as the index does, and count them."""
         carried = self._state.present_encoder()
-        vectors = self._state.encode_queries(texts)
-        if carried is self._state.for_queries:  # else it was replaced meanwhile
-            with self._lock:
-                self._add(vectors, carried.encoder())
+        vectors, encoder = self._state.encode_queries(texts), carried.encoder()
+        if carried is not self._state.for_queries:  # it was replaced meanwhile
+            return vectors
+        with self._lock:
+            if encoder is not self._encoder:  # after a reindexing
+                self._flush()
+                self._encoder, self._rows = encoder, []
+            if not encoder.is_table:
+                self._rows += list(rows_of_first_part(vectors, encoder))
+                if len(self._rows) >= MOST_LOST or time.monotonic() > self._written + SECONDS_BETWEEN_WRITES:
+                    self._flush()
         return vectors
 
     def flush(self) -> None:
         """Add the queries since the last time to the mean on disk, unless they are few."""
         with self._lock:
-            self._flush()
-
-    def _add(self, vectors: np.ndarray, encoder: Encoder) -> None:
-        if encoder is not self._encoder:  # after a reindexing
-            self._flush()
-            self._encoder, self._rows = encoder, []
-        if encoder.is_table:
-            return
-        self._rows += list(rows_of_first_part(vectors, encoder))
-        if len(self._rows) >= MOST_LOST or time.monotonic() > self._written + SECONDS_BETWEEN_WRITES:
             self._flush()
 
     def _flush(self) -> None:
@@ -165,20 +161,12 @@ class AskedQueries:
 
 @dataclass(frozen=True)
 class DriftState:
-    """The last measurement of the drift.
-
-    Attributes:
-        state: measuring, or done.
-        verdict: ok, re-cluster, retrain or unknown.
-        reasons: why, one sentence each.
-        outdated: whether documents were written since then.
-        grown: the regions of the tree that later documents went to, and what is new there.
-    """
+    """The last measurement of the drift, and the regions of the tree that grew by later documents."""
 
     state: Literal["measuring", "done"]
-    verdict: str = "unknown"
+    verdict: str = "unknown"  # or ok, re-cluster, retrain
     reasons: tuple[str, ...] = ()
-    outdated: bool = False
+    outdated: bool = False  # documents were written since then
     grown: tuple[GrownNode, ...] = ()
 
 
