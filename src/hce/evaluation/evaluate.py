@@ -263,7 +263,7 @@ def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict
     }
     asked = {each: ir_measures.parse_measure(str(each).replace(CAPPED, "R")) for each in measures}
     values = {measure: dict.fromkeys(qrels, 0.0) for measure in asked.values()}
-    for metric in ir_measures.iter_calc(list(values), judged, ranks):
+    for metric in ir_measures.iter_calc(list(values), judged, ranks) if values else ():
         values[metric.measure][metric.query_id] = float(metric.value)
 
     def value(measure: Measure, query_id: str) -> float:

@@ -55,29 +55,18 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Rules:
-    """Who may ask for what.
+    """Who may ask for what."""
 
-    Attributes:
-        hosts: the names that this server answers to, in lower case.
-        token: what a write must bring; None where none is needed.
-        writable: whether documents can be written at all.
-        addresses: whether it also answers to any IP address, which nobody can point elsewhere.
-    """
-
-    hosts: frozenset[str] = LOOPBACK
-    token: str | None = None
+    hosts: frozenset[str] = LOOPBACK  # the names that this server answers to, in lower case
+    token: str | None = None  # what a write must bring
     writable: bool = True
-    addresses: bool = False
+    addresses: bool = False  # whether it also answers to any IP address, which nobody can point elsewhere
 
 
 def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str] = ()) -> Rules:
-    """Return the rules of a server that listens at `host`; where others can connect, writing needs a token.
+    """Return the rules of a server that listens at `host`, and may have further names behind a proxy.
 
-    Args:
-        host: where it listens.
-        token: what a write must bring; generated if missing where others can connect.
-        writable: whether documents can be written at all.
-        names: further names of the server, such as the one that a proxy passes on.
+    Where others can connect, writing needs a token: the given one, or else a random one.
     """
     if token is not None and (not 1 <= len(token) <= TOKEN_CHARACTERS or any(not "!" <= sign <= "~" for sign in token)):
         raise InputError(
@@ -92,8 +81,8 @@ def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str]
         return Rules(LOOPBACK, token, writable)
     here = socket.gethostname().lower()
     hosts = LOOPBACK | named | {host.lower(), here, f"{here}.local"}
-    generated = secrets.token_urlsafe(18) if writable else None
-    return Rules(hosts, token or generated, writable, addresses=host not in LOOPBACK)
+    token = token or (secrets.token_urlsafe(18) if writable else None)
+    return Rules(hosts, token, writable, addresses=host not in LOOPBACK)
 
 
 class Refusal(Exception):  # noqa: N818  an answer, not a fault
@@ -129,16 +118,15 @@ def refusal(method: str, headers: dict[str, str], rules: Rules, path: str = "/")
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     if has_body and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         return Refusal(415, "send the body as JSON, with the header Content-Type: application/json")
-    return None if reads else _unauthorized(headers, rules)
-
-
-def _unauthorized(headers: dict[str, str], rules: Rules) -> Refusal | None:
+    if reads:
+        return None
     if not rules.writable:
         return Refusal(403, "this server is read-only")
-    if rules.token is None:
-        return None
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), rules.token.encode()):
+    is_known = scheme.lower() == "bearer" and secrets.compare_digest(
+        given.strip().encode(), (rules.token or "").encode()
+    )
+    if rules.token is None or is_known:
         return None
     return Refusal(401, "writing needs the token that hce serve printed, as the header Authorization: Bearer TOKEN")
 
