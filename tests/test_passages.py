@@ -26,7 +26,7 @@ from hce.encoding.encoder import UNLIMITED_WINDOW, Encoder
 from hce.errors import FormatError, InputError
 from hce.index import create, writing
 from hce.index.index import Index
-from hce.index.ranking import NearestToOne, SearchRequest, searched_at
+from hce.index.ranking import cosines_of, searched_at
 from hce.index.writing import PASSAGE_TOKENS, Cutter, LongDocuments
 from hce.search.engine import ENGINES, Found, new_engine
 from hce.search.passages import PassageEngine
@@ -341,13 +341,12 @@ def test_a_document_that_only_words_found_is_scored_by_its_nearest_passage(tmp_p
     with Index.create(tmp_path / "index", [*shorts(), book], encoder) as index:
         hit, query = index.search(ODD, 1, mode="dense")[0], index.state.encode_queries([ODD])[0]
         with index.state.reading() as reader:
-            nothing, request = np.empty(0), SearchRequest([ODD], query[None], 3, None, "dense", 0.5)
-            with searched_at(reader, index.state.derived, request) as searched:
-                nearest = NearestToOne(searched, query, nothing.astype(np.int64), nothing.astype(np.float32), {})
-                cosines = nearest.cosines_of(np.array([4, hit.number, 2]))
+            passage_of: dict[int, int] = {}
+            with searched_at(reader, index.state.derived, "dense") as searched:
+                cosines = cosines_of(searched, query, passage_of, np.array([4, hit.number, 2]))
             np.testing.assert_allclose(cosines[[0, 2]], reader.vectors_at(np.array([4, 2])) @ query, atol=1e-6)
             assert cosines[1] == pytest.approx(hit.score, abs=1e-5)
-            ((number, passage),) = nearest.nearest_passages.items()
+            ((number, passage),) = passage_of.items()
             assert number == hit.number
             assert ODD in book.full_text[slice(*reader.extents([passage])[passage])]
 

@@ -49,7 +49,6 @@ from hce.index.ranking import (
     Hit,
     MatchThresholds,
     SearchMode,
-    SearchRequest,
     check_k,
     check_mode,
     checked_queries,
@@ -276,39 +275,46 @@ class IndexState:
         """
         check_mode(mode)
         check_k(k)
-        request = SearchRequest(texts, vectors, int(k), None, mode, 0.0, unique, matched)
         fingerprint = fingerprint or self.for_queries.fingerprint
         while True:  # see the top of this module
             check_deadline()
             with suppress(MomentPassedError):
-                return self._search_once(request, filter, fingerprint)
+                return self._search_once(texts, vectors, int(k), filter, mode, fingerprint, unique, matched)
 
-    def _search_once(self, request: SearchRequest, conditions: Filter | None, fingerprint: str) -> list[list[Hit]]:
+    def _search_once(
+        self,
+        texts: Sequence[str],
+        vectors: np.ndarray | None,
+        k: int,
+        conditions: Filter | None,
+        mode: SearchMode,
+        fingerprint: str,
+        unique: bool,
+        matched: bool,
+    ) -> list[list[Hit]]:
         """Search at one moment; then let tokens, which take long, reorder the hits."""
-        matched = request.with_matched
         with self.reading() as reader:
-            if request.vectors is not None and self.manifest.fingerprint != fingerprint:
+            if vectors is not None and self.manifest.fingerprint != fingerprint:
                 raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
             encoder, shares = self.for_queries, self.manifest
-            most = max(1, reader.moment().documents)  # a larger k would only take more memory
-            k = min(request.k, most)
-            codes = None
-            if request.mode == "hybrid" and request.vectors is not None and shares.tokens_share > 0:
-                codes = self._codes_of(encoder)
-            request = request._replace(
-                k=k if codes is None else min(max(k, TOKENS_FIRST), most),
+            codes = self._codes_of(encoder) if mode == "hybrid" and shares.tokens_share > 0 else None
+            hits = find_hits(
+                *(reader, self.derived, texts, vectors),
+                # A k above the number of documents would only take more memory.
+                min(k if codes is None else max(k, TOKENS_FIRST), max(1, reader.moment().documents)),
+                *(mode, shares.words_share),
                 allowed=None if conditions is None else reader.numbers_where(conditions),
-                words_share=shares.words_share,
-                with_matched=matched and codes is None,
+                unique=unique,
+                matched=matched and codes is None,
             )
-            hits = with_paths(reader, self.tree, find_hits(reader, self.derived, request))
+            hits = with_paths(reader, self.tree, hits)
         if codes is None:
             return hits
-        hits = [row[:k] for row in codes.in_order(encoder, request.queries, hits, shares.tokens_share)]
+        hits = [row[:k] for row in codes.in_order(encoder, texts, hits, shares.tokens_share)]
         if not matched:
             return hits
         with self.store.reading() as reader:
-            return with_matched(reader, self.derived, request.queries, hits)
+            return with_matched(reader, self.derived, texts, hits)
 
 
 class Index:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -40,7 +41,7 @@ from hce.progress import check_deadline
 from hce.search.engine import Engine
 from hce.search.fusion import Ranked, candidate_count_for, search_both
 from hce.search.passages import Nearest, PassageEngine
-from hce.search.words import FoundByWords, Words
+from hce.search.words import Words
 
 if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
@@ -126,30 +127,6 @@ class Hit(NamedTuple):
         return snippet_of(self.text, self.passage, QueryWords(query), length)
 
 
-class SearchRequest(NamedTuple):
-    """Queries that are searched for together, and how.
-
-    Attributes:
-        queries: the texts to look for.
-        vectors: of the queries, of shape (queries, n), float32; None in a search by words alone.
-        k: how many documents are wanted for each.
-        allowed: the numbers of the documents to search among, rising; None for all.
-        mode: by meaning, by words, or by both.
-        words_share: the weight of words in a hybrid search, from 0 to 1.
-        unique: whether near-equal documents count as one.
-        with_matched: whether to fill in `Hit.matched`.
-    """
-
-    queries: Sequence[str]
-    vectors: np.ndarray | None
-    k: int
-    allowed: np.ndarray | None
-    mode: SearchMode
-    words_share: float
-    unique: bool = False
-    with_matched: bool = True
-
-
 def checked_queries(queries: str | Sequence[str]) -> list[str]:
     """Return the texts to look for; InputError if one is not a non-empty text."""
     if not isinstance(queries, Iterable) or isinstance(queries, bytes):
@@ -196,14 +173,7 @@ def check_mode(mode: str) -> None:
 
 
 class Searched(NamedTuple):
-    """What a search reads: the parts of an index at one moment.
-
-    Attributes:
-        reader: the documents.
-        engine: the vectors of the documents; None in a search by words alone.
-        passages: the vectors of the passages of long documents; None if there are none, or no `engine`.
-        words: the words of the documents; None in a search by meaning alone.
-    """
+    """The parts of an index at one moment; those that a search does not read are None."""
 
     reader: Reader
     engine: Engine | None
@@ -212,33 +182,60 @@ class Searched(NamedTuple):
 
 
 @contextmanager
-def searched_at(reader: Reader, derived: Derived, request: SearchRequest) -> Iterator[Searched]:
+def searched_at(reader: Reader, derived: Derived, mode: SearchMode) -> Iterator[Searched]:
     """Lend what a search needs, always in the same order, against deadlocks."""
-    by_meaning = request.vectors is not None and request.mode != "words"
     with ExitStack() as stack:
-        engine = stack.enter_context(derived.engine_part.lend(reader)) if by_meaning else None
-        has_passages = by_meaning and reader.has_passages()
+        engine = stack.enter_context(derived.engine_part.lend(reader)) if mode != "words" else None
+        has_passages = engine is not None and reader.has_passages()
         passages = stack.enter_context(derived.passages_part.lend(reader)) if has_passages else None
-        by_words = not by_meaning or request.mode == "hybrid"
-        words = stack.enter_context(derived.words_part.lend(reader)) if by_words else None
+        words = stack.enter_context(derived.words_part.lend(reader)) if mode != "dense" else None
         yield Searched(reader, engine, passages, words)
 
 
-def find_hits(reader: Reader, derived: Derived, request: SearchRequest) -> list[list[Hit]]:
-    """Find the best documents for each query, best first.
+def find_hits(
+    reader: Reader,
+    derived: Derived,
+    queries: Sequence[str],
+    vectors: np.ndarray | None,
+    k: int,
+    mode: SearchMode,
+    words_share: float = 0.0,
+    *,
+    allowed: np.ndarray | None = None,
+    unique: bool = False,
+    matched: bool = True,
+) -> list[list[Hit]]:
+    """Find the k best documents for each query, best first.
+
+    Args:
+        reader: the moment of the store.
+        derived: engine and words.
+        queries: the texts to look for.
+        vectors: of the queries, of shape (queries, n), float32; None in a search by words alone.
+        k: how many documents are wanted for each.
+        mode: by meaning, by words, or by both.
+        words_share: the weight of words in a hybrid search, from 0 to 1.
+        allowed: the numbers of the documents to search among, rising; None for all.
+        unique: whether near-equal documents count as one.
+        matched: whether to fill in `Hit.matched`.
 
     Raises:
         MomentPassedError: a derived part has gone on to a later moment.
     """
-    with searched_at(reader, derived, request) as searched:
-        return (_find_unique if request.unique else _find)(searched, request)
-
-
-def _find(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
-    hits = _hits(searched.reader, _rankings(searched, request))
-    if searched.words is None or not request.with_matched:
-        return hits
-    return _with_matched(searched.words, request.queries, hits)
+    with searched_at(reader, derived, mode) as searched:
+        most = max(1, reader.moment().documents)
+        depth = min(2 * k, most) if unique else k
+        while True:
+            check_deadline()
+            hits = _hits(reader, _rankings(searched, queries, vectors, depth, words_share, allowed))
+            if matched and searched.words is not None:
+                hits = _with_matched(searched.words, queries, hits)
+            if not unique:
+                return hits
+            folded = [fold_near_equal(reader, row) for row in hits]
+            if depth == most or all(len(kept) >= k or len(row) < depth for kept, row in zip(folded, hits, strict=True)):
+                return [kept[:k] for kept in folded]
+            depth = min(2 * depth, most)
 
 
 def with_matched(reader: Reader, derived: Derived, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
@@ -256,149 +253,92 @@ def with_paths(reader: Reader, tree: NumberedHierarchy | None, hits: list[list[H
     return [[hit._replace(path=paths.get(hit.number, ())) for hit in row] for row in hits]
 
 
-# ------------------------------------------------------------------------------------------------- numbers
+Ranking = tuple[Ranked, dict[int, int]]
+"""Documents, best first; and by document the number of its nearest passage, 0 for the document's own vector."""
 
 
-class RankedWithPassages(NamedTuple):
-    """Documents, best first, with scores and passages by words; and by document the nearest passage by meaning.
+def _rankings(
+    searched: Searched,
+    queries: Sequence[str],
+    vectors: np.ndarray | None,
+    k: int,
+    words_share: float,
+    allowed: np.ndarray | None,
+) -> list[Ranking]:
+    """Rank documents for each query: candidates by meaning, candidates by words, or both fused."""
+    _, engine, passages, words = searched
+    if engine is None or vectors is None:  # an empty index of words is false, and finds nothing
+        found = [] if words is None else [words.search(query, k, allowed) for query in queries]
+        return [(Ranked(each.numbers, np.zeros(len(each.numbers)), *each[1:]), {}) for each in found]
+    count = k if words is None else candidate_count_for(k)
+    whole = engine.search(vectors, count, allowed)
+    nearest = Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
+    if passages is not None:
+        nearest = passages.merged_with(whole, vectors, count, allowed)
+    rankings: list[Ranking] = []
+    for query, vector, *row in zip(queries, vectors, *nearest, strict=True):
+        numbers, cosines, passage_numbers = (column[row[0] >= 0] for column in row)
+        passage_of = dict(zip(numbers.tolist(), passage_numbers.tolist(), strict=True)) if passages else {}
+        if words is None:
+            zeros = np.zeros(len(numbers), np.int64)
+            ranked = Ranked(numbers, cosines, zeros, zeros)
+        else:
+            ranked = search_both(
+                *(words, query),
+                numbers=numbers,
+                cosines=cosines,
+                cosines_at=partial(cosines_of, searched, vector, passage_of),
+                candidate_count=count,
+                words_share=words_share,
+                allowed=allowed,
+                k=k,
+            )
+        rankings.append((ranked, passage_of))
+    return rankings
 
-    The number 0 stands for the document itself.
-    """
 
-    ranked: Ranked
-    nearest_passages: dict[int, int]
-
-    def found_by(self) -> dict[int, int]:
-        """Return, by document, the number of the passage that it was found by."""
-        found = {}
-        for number, from_meaning, from_words, by_words in zip(*map(np.ndarray.tolist, self.ranked), strict=True):
-            by_meaning = self.nearest_passages.get(number, 0)
-            found[number] = (by_words or by_meaning) if from_words > from_meaning else (by_meaning or by_words)
-        return found
-
-
-@dataclass
-class NearestToOne:
-    """The documents nearest to one query by meaning.
-
-    Attributes:
-        searched: what is searched, with an engine.
-        query_vector: of shape (n,).
-        numbers: the documents found, best first, of shape (m,).
-        cosines: the documents' cosines to the query, of shape (m,).
-        nearest_passages: by document, the number of its nearest passage; 0 is the document's own vector.
-    """
-
-    searched: Searched
-    query_vector: np.ndarray
-    numbers: np.ndarray
-    cosines: np.ndarray
-    nearest_passages: dict[int, int]
-
-    @classmethod
-    def of(
-        cls,
-        searched: Searched,
-        query_vector: np.ndarray,
-        numbers: np.ndarray,
-        scores: np.ndarray,
-        passage_numbers: np.ndarray,
-    ) -> NearestToOne:
-        """Make one of the row of a query in what was found, without the empty places."""
-        there = numbers >= 0
-        nearest_passages = dict(zip(numbers[there].tolist(), passage_numbers[there].tolist(), strict=True))
-        return cls(searched, query_vector, numbers[there], scores[there], nearest_passages)
-
-    def alone(self) -> RankedWithPassages:
-        """Rank the documents by meaning alone."""
-        nothing = np.zeros(len(self.numbers))
-        ranked = Ranked(self.numbers, self.cosines, nothing, nothing.astype(np.int64))
-        return RankedWithPassages(ranked, self.nearest_passages)
-
-    def with_words(self, words: Words, query: str, request: SearchRequest) -> RankedWithPassages:
-        """Rank the documents together with those that share a word with the query."""
-        ranked = search_both(
-            *(words, query),
-            numbers=self.numbers,
-            cosines=self.cosines,
-            cosines_at=self.cosines_of,
-            candidate_count=candidate_count_for(request.k),
-            words_share=request.words_share,
-            allowed=request.allowed,
-            k=request.k,
-        )
-        return RankedWithPassages(ranked, self.nearest_passages)
-
-    def cosines_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Compute cosines of other documents, (m,), and note nearer passages."""
-        reader, engine = self.searched.reader, self.searched.engine
-        if not len(numbers) or engine is None:
-            return np.zeros(0, np.float32)
-        cosines = engine.scores(self.query_vector, numbers)
-        if self.searched.passages is None:
-            return cosines
-        further = reader.passages_of(numbers.tolist())
-        nearer = further.vectors @ self.query_vector
-        places = {number: place for place, number in enumerate(numbers.tolist())}
-        for row in np.argsort(nearer, kind="stable").tolist():  # the nearest one last, which stays
-            document = int(further.documents[row])
-            if nearer[row] > cosines[places[document]]:
-                cosines[places[document]] = nearer[row]
-                self.nearest_passages[document] = int(further.numbers[row])
+def cosines_of(
+    searched: Searched, query_vector: np.ndarray, passage_of: dict[int, int], numbers: np.ndarray
+) -> np.ndarray:
+    """Compute cosines of documents, (m,), or of their passages where these are nearer, which `passage_of` then has."""
+    if not len(numbers) or searched.engine is None:
+        return np.zeros(0, np.float32)
+    cosines = searched.engine.scores(query_vector, numbers)
+    if searched.passages is None:
         return cosines
-
-
-def _rankings(searched: Searched, request: SearchRequest) -> list[RankedWithPassages]:
-    """Rank documents for each query."""
-    queries, vectors, k, allowed, mode, *_ = request
-    words, engine = searched.words, searched.engine
-    if vectors is None or engine is None:  # an empty index of words is false, and finds nothing
-        return [] if words is None else [_by_words(words.search(query, k, allowed)) for query in queries]
-    count = k if mode == "dense" else candidate_count_for(k)
-    found = _nearest(engine, searched.passages, vectors, count, allowed)
-    nearest = [NearestToOne.of(searched, vector, *row) for vector, *row in zip(vectors, *found, strict=True)]
-    if words is None:
-        return [each.alone() for each in nearest]
-    return [each.with_words(words, query, request) for query, each in zip(queries, nearest, strict=True)]
-
-
-def _nearest(
-    engine: Engine, passages: PassageEngine | None, vectors: np.ndarray, k: int, allowed: np.ndarray | None
-) -> Nearest:
-    """Find the k nearest documents by meaning."""
-    whole = engine.search(vectors, k, allowed)
-    if passages is None:
-        return Nearest(*whole, np.zeros(whole.numbers.shape, np.int64))
-    return passages.merged_with(whole, vectors, k, allowed)
-
-
-def _by_words(found: FoundByWords) -> RankedWithPassages:
-    nothing = np.zeros(len(found.numbers))
-    return RankedWithPassages(Ranked(found.numbers, nothing, found.scores, found.passage_numbers), {})
+    further = searched.reader.passages_of(numbers.tolist())
+    nearer = further.vectors @ query_vector
+    places = {number: place for place, number in enumerate(numbers.tolist())}
+    for row in np.argsort(nearer, kind="stable").tolist():  # the nearest one last, which stays
+        document = int(further.documents[row])
+        if nearer[row] > cosines[places[document]]:
+            cosines[places[document]] = nearer[row]
+            passage_of[document] = int(further.numbers[row])
+    return cosines
 
 
 # ------------------------------------------------------------------------------------------------- hits
 
 
-def _hits(reader: Reader, rankings: list[RankedWithPassages]) -> list[list[Hit]]:
-    """Turn rankings into hits: look up the documents of the numbers."""
-    documents = reader.documents({number for each in rankings for number in each.ranked.numbers.tolist()})
+def _hits(reader: Reader, rankings: list[Ranking]) -> list[list[Hit]]:
+    """Look up the documents of the numbers, and the passages that they were found by."""
+    documents = reader.documents({number for ranked, _ in rankings for number in ranked.numbers.tolist()})
     hits = []
-    for each in rankings:
+    for ranked, passage_of in rankings:
         row: list[Hit] = []
-        for number, from_meaning, from_words in zip(*map(np.ndarray.tolist, each.ranked[:3]), strict=True):
-            row.append(Hit.of(len(row) + 1, number, documents[number], from_meaning, from_words))
+        found_by: list[int] = []
+        for number, meaning, words, by_words in zip(*map(np.ndarray.tolist, ranked), strict=True):
+            row.append(Hit.of(len(row) + 1, number, documents[number], meaning, words))
+            by_meaning = passage_of.get(number, 0)
+            found_by.append((by_words or by_meaning) if words > meaning else (by_meaning or by_words))
+        if any(found_by):
+            extents = reader.extents(filter(None, found_by))
+            found = [extents.get(passage) for passage in found_by]
+            row = [
+                hit._replace(passage=each and extent_in_text(hit, each)) for hit, each in zip(row, found, strict=True)
+            ]
         hits.append(row)
-    if not reader.has_passages():
-        return hits
-    return [_with_passages(reader, row, each.found_by()) for row, each in zip(hits, rankings, strict=True)]
-
-
-def _with_passages(reader: Reader, hits: list[Hit], passage_of: dict[int, int]) -> list[Hit]:
-    """Fill in `Hit.passage` for each hit that was found by a passage."""
-    extents = reader.extents(filter(None, (passage_of.get(hit.number) for hit in hits)))
-    found = [extents.get(passage_of.get(hit.number, 0)) for hit in hits]
-    return [hit._replace(passage=each and extent_in_text(hit, each)) for hit, each in zip(hits, found, strict=True)]
+    return hits
 
 
 def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
@@ -411,34 +351,18 @@ def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
 
 def _with_matched(words: Words, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
     """Fill in `Hit.matched` for each hit."""
-    shared = [
-        words.matched(query, [hit.number for hit in row], {hit.number: f"{hit.title} {hit.text}" for hit in row})
-        for query, row in zip(queries, hits, strict=True)
-    ]
-    telling = [frozenset(telling_words(ANY_WORD.findall(query), words.language)) for query in queries]
-    return [
-        [hit._replace(matched=tuple(filter(kept.__contains__, found))) for hit, found in zip(row, each, strict=True)]
-        for row, each, kept in zip(hits, shared, telling, strict=True)
-    ]
+    rows = []
+    for query, row in zip(queries, hits, strict=True):
+        texts = {hit.number: f"{hit.title} {hit.text}" for hit in row}
+        kept = frozenset(telling_words(ANY_WORD.findall(query), words.language))
+        found = words.matched(query, list(texts), texts)
+        rows.append(
+            [hit._replace(matched=tuple(filter(kept.__contains__, each))) for hit, each in zip(row, found, strict=True)]
+        )
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------- near-equal ones
-
-
-def _find_unique(searched: Searched, request: SearchRequest) -> list[list[Hit]]:
-    """Find the k best documents that are not near-equal to a better one."""
-    reader = searched.reader
-    most, depth = max(1, reader.moment().documents), 2 * request.k
-    while True:
-        check_deadline()
-        depth = min(depth, most)
-        hits = _find(searched, request._replace(k=depth))
-        folded = [fold_near_equal(reader, row) for row in hits]
-        if depth == most or all(
-            len(kept) >= request.k or len(row) < depth for kept, row in zip(folded, hits, strict=True)
-        ):
-            return [kept[: request.k] for kept in folded]
-        depth *= 2
 
 
 def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
@@ -581,7 +505,7 @@ def _measured_spans(
         some, spans = spans[:AT_ONCE], spans[AT_ONCE:]
         texts = [text for _, text in some]
         vectors = encode(texts)
-        found = find_hits(reader, derived, SearchRequest(texts, vectors, DEPTH, None, "hybrid", words_share))
+        found = find_hits(reader, derived, texts, vectors, DEPTH, "hybrid", words_share)
         for (number, text), vector, hits in zip(some, vectors, found, strict=True):
             if others := _others(reader, number, hits):
                 yield closeness(reader, derived, text, vector, others[0])
