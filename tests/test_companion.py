@@ -17,9 +17,8 @@ from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.index.index import Index
 from hce.training.companion import accompany, log_centers, word_table_of
-from hce.training.heldout import pseudo_devset
 from hce.training.model_folder import mean_over_kinds
-from hce.training.pairs import LabelSets, sources_and_devset
+from hce.training.pairs import LabelSets, pseudo_devset, sources_and_devset
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import TRANSFORMER, Recipe
 from hce.training.train import improvement, train

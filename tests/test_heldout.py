@@ -10,7 +10,7 @@ from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, evaluate
-from hce.training.heldout import DevQueries, DevSet, _ndcg, labeled_devset, pseudo_devset
+from hce.training.pairs import DevQueries, DevSet, _ndcg, labeled_devset, pseudo_devset
 
 
 def test_labeled_measure_is_ndcg(static_encoder, planted_corpus):

@@ -20,8 +20,7 @@ import hce
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, OutsideError
 from hce.files import damage_in
-from hce.training.model_folder import ModelFolder
-from hce.training.push import uploads_of
+from hce.training.model_folder import ModelFolder, uploads_of
 
 TOKEN = "hf_verysecrettoken"  # noqa: S105
 

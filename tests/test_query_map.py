@@ -14,8 +14,7 @@ import hce.training.companion
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import mapped_rows
 from hce.training.companion import Examples, examples_of, fit_query_map, least_of_the_best, with_query_map
-from hce.training.heldout import labeled_devset
-from hce.training.pairs import LabeledPairs
+from hce.training.pairs import LabeledPairs, labeled_devset
 from hce.training.recipe import Recipe
 from hce.training.train import train
 

@@ -28,10 +28,17 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.training.co_training import weights_of
 from hce.training.companion import with_companions
-from hce.training.heldout import DevSet
 from hce.training.losses import false_negatives
 from hce.training.model_folder import mean_over_kinds
-from hce.training.pairs import InverseCloze, LabeledPairs, LabelSets, Sources, documents_to_learn, sources_and_devset
+from hce.training.pairs import (
+    DevSet,
+    InverseCloze,
+    LabeledPairs,
+    LabelSets,
+    Sources,
+    documents_to_learn,
+    sources_and_devset,
+)
 from hce.training.recipe import Recipe
 from hce.training.steps import Counters, Trainer, _Column
 from hce.training.train import improvement, train

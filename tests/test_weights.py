@@ -12,7 +12,7 @@ from scipy.stats import ttest_1samp
 from hce.data.judgments import Judgment, Qrels, Query
 from hce.encoding.encoder import Encoder
 from hce.training.co_training import CLEAR, Mix, is_clear_gain, load_best_mix, load_mix, mixes, weights_of
-from hce.training.heldout import labeled_devset, pseudo_devset
+from hce.training.pairs import labeled_devset, pseudo_devset
 from hce.training.recipe import Recipe
 
 

@@ -167,7 +167,7 @@ def push(
       hce push my-model my-name/my-model
       hce push my-model my-org/my-model --public
     """
-    from hce.training.push import push as upload
+    from hce.training.model_folder import push as upload
 
     url, files = upload(model, repository, public=public)
     answer(f"{len(files):,} files are at {url}", {"url": url, "files": files}, as_json)

@@ -32,7 +32,7 @@ from hce.encoding.tables import joined_rows
 from hce.search.fusion import CANDIDATE_COUNT, TOKENS_FIRST, Ranked, by_shares, order_by_tokens, search_both
 from hce.search.shares import Calibration, Kind, Shares
 from hce.search.words import Words
-from hce.training.heldout import DevSet, first_sentence_of, ndcg_of_rankings, with_random_others
+from hce.training.pairs import DevSet, first_sentence_of, ndcg_of_rankings, with_random_others
 
 LADDERS = {
     "companions": (0.0, 0.1, 0.2, 0.3, 0.4),
@@ -76,17 +76,13 @@ class Questions:
     Attributes:
         kind: "labeled": people's queries; "written": what people wrote about a program, cut out of it; "cut": titles
             and first sentences, cut out of their document; "titles": titles alone, of documents too short to cut.
-        texts: the questions.
-        answers: for each question the rows of the pool that answer it.
-        pool: positions in the corpus of the documents that are searched, rising.
-        changed: by row of the pool, the text of a document that a question was cut out of.
     """
 
     kind: Kind
     texts: list[str]
-    answers: list[np.ndarray]
-    pool: np.ndarray
-    changed: dict[int, str]
+    answers: list[np.ndarray]  # for each question the rows of the pool that answer it
+    pool: np.ndarray  # positions in the corpus of the documents that are searched, rising
+    changed: dict[int, str]  # by row of the pool, the text of a document that a question was cut out of
 
     @classmethod
     def labeled(cls, devset: DevSet) -> Questions:
@@ -176,15 +172,7 @@ class EncodedQuestions(NamedTuple):
 
 
 class PoolTokens:
-    """The tokens of questions and of the pool's texts, kept while these are encoded.
-
-    Args:
-        encoder: encodes what `known` does not have.
-        space: of the tokens.
-        questions: what is asked.
-        corpus: the documents.
-        known: codes that are kept elsewhere.
-    """
+    """The tokens of questions and of the pool's texts, kept while these are encoded; `known` has others."""
 
     def __init__(
         self,
@@ -337,13 +325,8 @@ def calibrate_unlabeled(
 ) -> Calibration:
     """Choose how much words and tokens count in a search of this corpus, by questions cut out of some documents.
 
-    Args:
-        corpus: the documents.
-        encoder: of documents and questions, with its companions if it has any.
-        vectors: of the documents, of shape (N, n).
-        language: whose word endings are cut off.
-        space: of the tokens; without one, tokens count nothing.
-        known: from texts to the codes of their tokens, where these are kept.
+    `vectors` are the documents', of shape (N, n). Without a `space`, tokens count nothing; `known` has codes of tokens
+    that are kept.
     """
     questions, usual = cut_questions(corpus, seed=0), usual_shares(encoder)
     if questions is None:

@@ -29,9 +29,8 @@ from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first, working_together
 from hce.progress import progress_bar
 from hce.search.shares import Calibration
-from hce.training.heldout import DevSet, mean_ndcg, means
 from hce.training.model_folder import DevQuery, Epoch, best_epoch
-from hce.training.pairs import Sources
+from hce.training.pairs import DevSet, Sources, mean_ndcg, means
 from hce.training.recipe import Recipe
 from hce.training.state import CheckpointFolder, TrainingRun, unfinished_run
 from hce.training.steps import Trainer
@@ -81,19 +80,14 @@ class Fit:
     """A result, and what the companions of its encoder are fitted and chosen by.
 
     Attributes:
-        result: what `hce.train` returns, if nothing else is done.
-        sources: the pairs, and the documents that the held-out queries are made of.
-        devset: the held-out queries.
-        ndcg_before: NDCG@10 of each of them, by kind, by the encoder as it was given.
-        ndcg_after: the same, by the encoder of the result.
         vectors: the documents' by the encoder of the result, of shape (N, n); None where nobody has encoded them.
     """
 
-    result: TrainResult
-    sources: Sources
-    devset: DevSet
-    ndcg_before: dict[str, np.ndarray]
-    ndcg_after: dict[str, np.ndarray]
+    result: TrainResult  # what `hce.train` returns, if nothing else is done
+    sources: Sources  # the pairs, and the documents that the held-out queries are made of
+    devset: DevSet  # the held-out queries
+    ndcg_before: dict[str, np.ndarray]  # NDCG@10 of each of them, by kind, by the encoder as it was given
+    ndcg_after: dict[str, np.ndarray]  # the same, by the encoder of the result
     vectors: np.ndarray | None = None
 
     def dev_queries(self) -> list[DevQuery]:
@@ -278,15 +272,10 @@ def _stale_epochs(run: TrainingRun) -> int:
 
 
 class Mix(NamedTuple):
-    """A mix of the first and the trained weights: F0·(1 − λ) + F′·λ.
+    """A mix of the first and the trained weights: F0·(1 − λ) + F′·λ."""
 
-    Attributes:
-        share: λ; 0 for the first weights.
-        epoch: the epoch whose trained weights are F′.
-    """
-
-    share: float
-    epoch: int
+    share: float  # λ; 0 for the first weights
+    epoch: int  # the epoch whose trained weights are F′
 
     @property
     def pure_epoch(self) -> int | None:

@@ -45,9 +45,17 @@ from hce.training.calibration import (
     usual_shares,
 )
 from hce.training.co_training import Fit, cluster_corpus
-from hce.training.heldout import CUTOFF, DevSet, means, ndcg_of_rankings, pseudo_devset, with_random_others
 from hce.training.losses import known_positives
-from hce.training.pairs import LabeledPairs, padded_rows
+from hce.training.pairs import (
+    CUTOFF,
+    DevSet,
+    LabeledPairs,
+    means,
+    ndcg_of_rankings,
+    padded_rows,
+    pseudo_devset,
+    with_random_others,
+)
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import TRANSFORMER, Recipe
 
@@ -283,19 +291,12 @@ def _shares(share: float, companions: int) -> list[float]:
 
 
 class Examples(NamedTuple):
-    """What a map is learned from.
+    """What a map is learned from."""
 
-    Attributes:
-        queries: unit vectors, of shape (B, n), one for each pair.
-        answers: the row of each query's document in the pool, of shape (B,).
-        known: rows of all documents that are right for each query, padded with −1, of shape (B, P).
-        pool: unit vectors of documents, of shape (G, n).
-    """
-
-    queries: Tensor
-    answers: Tensor
-    known: Tensor
-    pool: Tensor
+    queries: Tensor  # unit vectors, of shape (B, n), one for each pair
+    answers: Tensor  # the row of each query's document in the pool, of shape (B,)
+    known: Tensor  # rows of all documents that are right for each query, padded with −1, of shape (B, P)
+    pool: Tensor  # unit vectors of documents, of shape (G, n)
 
 
 def with_query_map(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, devset: DevSet, seed: int) -> Encoder:

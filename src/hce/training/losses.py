@@ -61,9 +61,9 @@ def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor
 
 
 def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = None) -> Tensor:
-    """Compute L_C (Eq. 1), −log softmax of the positive, per query: (B,) and (B, K) → (B,).
+    """Compute L_C (Eq. 1), −log softmax of the positive, from scores divided by τ: (B,) and (B, K) → (B,).
 
-    Takes scores, already divided by the temperature. A query without an allowed negative has loss 0 and gradient 0.
+    A query without an allowed negative has loss 0 and gradient 0.
     """
     # Relative to the positive, so that a small loss is not lost in the rounding of two large numbers.
     gaps = negatives - positive[:, None]  # (B, K)
@@ -88,10 +88,8 @@ def bidirectional(
 
     Query → documents contrasts with all documents of the batch and with the query's own sampled negatives;
     document → queries contrasts with all queries of the batch and never with samples. The two are added, not averaged,
-    as in the paper.
-
-    Across processes, each process passes its own queries, the gathered documents and queries, and where its own pairs
-    are among them; the mean over equally sized processes is then the loss of the entire batch.
+    as in the paper. Across processes, each passes its own queries, and the gathered documents and queries; the mean
+    over equally sized processes is then the loss of the entire batch.
 
     Args:
         queries: This process's queries, of shape (B, n).
@@ -99,15 +97,11 @@ def bidirectional(
         sampled: Each query's own sampled negatives, of shape (B, S, n).
         temperature: τ.
         own_row: The row of each query's document in `documents`, of shape (B,); by default 0, 1, …, B−1.
-        all_queries: The queries of all processes, row for row the partners of `documents`, of shape (G, n); by default
-            `queries`.
-        forbidden_batch: True where document g must not be a negative of query b, of shape (B, G). The entry of the
-            query's own document does not matter.
+        all_queries: The partners of `documents`, of shape (G, n); by default `queries`.
+        forbidden_batch: True where document g must not be a negative of query b, of shape (B, G).
         forbidden_queries: True where query g must not be a negative of query b's document, of shape (B, G). By default
-            `forbidden_batch` read the other way round: a document that is right for another query as well must not be
-            pushed away from it. Has to be given along with `all_queries` if `forbidden_batch` is.
-        forbidden_sampled: True where a sampled document must not be used, of shape (B, S); also the place to mark
-            padding, where a node has too few children to sample from.
+            `forbidden_batch` read the other way round; needed if `forbidden_batch` and `all_queries` are given.
+        forbidden_sampled: True where a sampled document must not be used, or only fills a row up, of shape (B, S).
     """
     rows = torch.arange(len(queries), device=queries.device)  # (B,)
     if own_row is None:
@@ -148,10 +142,9 @@ def _and_own(forbidden: Tensor | None, scores: Tensor, own_column: Tensor) -> Te
 def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
     """Compute KL(softmax of the target ‖ softmax of the scores), per query: three times (B, K) → (B,).
 
-    Serves two: at a level, the target is the scores of a query's document with the nodes, so that the query goes the
-    way of its document, and the gradient is 0 where both score alike: nothing is drawn to a centroid. And among a
-    document's neighbors, the target is what a teacher thinks of them. No gradient passes through the target. In every
-    row some column must be allowed.
+    At a level, the target is the scores of a query's document: the query goes the way of its document, and nothing is
+    drawn to a centroid. Among neighbors, the target is a teacher's scores. No gradient passes through the target. In
+    every row some column must be allowed.
     """
     wanted = target.detach().masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
     found = scores.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
@@ -163,10 +156,7 @@ def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
 
 
 def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
-    """Mark candidates, of shape (G,) or (B, S), that are among the row's known positives, of shape (B, P).
-
-    Both are positions of documents, or numbers of nodes; −1 is padding.
-    """
+    """Mark candidates, (G,) or (B, S), that are among the row's known positives, (B, P); −1 is padding."""
     candidates = candidates.expand(len(known), candidates.shape[-1]).contiguous()  # (B, G)
     if known.shape[1] == 0:
         return torch.zeros_like(candidates, dtype=torch.bool)
@@ -180,10 +170,7 @@ def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
 class ComparedDocuments:
     """Documents as masks compare them: those of a batch have one axis (G,), sampled negatives two (B, S).
 
-    Attributes:
-        positions: In the corpus, −1 for unknown, of shape (G,) or (B, S).
-        groups: Equal for equal texts, −1 for unknown, of the shape of `positions`.
-        vectors: Embeddings, of shape (G, n) or (B, S, n); only looked at for near-duplicates.
+    Positions in the corpus and groups of equal texts are −1 if unknown; vectors are for near-duplicates.
     """
 
     positions: Tensor
@@ -192,10 +179,7 @@ class ComparedDocuments:
 
 
 def same(own_values: Tensor, values: Tensor) -> Tensor:
-    """Mark candidates of the row's own position or group: (B,) with (G,) or (B, S) → (B, G) or (B, S).
-
-    What is below 0 is "unknown" and equals nothing, not even itself.
-    """
+    """Mark candidates of the row's own position or group, (B, G) or (B, S); below 0 is "unknown" and equals nothing."""
     return (own_values[:, None] == values) & (own_values[:, None] >= 0)
 
 
@@ -213,11 +197,10 @@ def false_negatives(
     known_groups: Tensor | None = None,
     margin: float | None = None,
 ) -> Tensor:
-    """Mark candidates that are no true negatives of the row's query, for any of the reasons we know of.
+    """Mark candidates in the batch (G,) or sampled (B, S) that are no true negatives of the row's query.
 
     Such a candidate is the positive itself, another known positive, has the text of one of them, or (with a margin)
-    nearly the vector of the positive. Serves candidates of the batch (G,) and sampled ones (B, S); known positives and
-    their groups are of shape (B, P), padded with −1.
+    nearly the vector of the positive. `known` and `known_groups` are of shape (B, P), padded with −1.
     """
     forbidden = same(positives.positions, candidates.positions)
     if known is not None:
@@ -237,17 +220,11 @@ def false_negatives(
 
 
 class Siblings(NamedTuple):
-    """Who is whose sibling in one level: each node's parent, and the children of each parent, packed one after another.
+    """Who is whose sibling in one level."""
 
-    Attributes:
-        parent: The parent of each node, of shape (K,).
-        order: Node numbers grouped by parent, of shape (K,).
-        start: Where each parent's children start in `order`, of shape (number of parents + 1,).
-    """
-
-    parent: Tensor
-    order: Tensor
-    start: Tensor
+    parent: Tensor  # The parent of each node, of shape (K,)
+    order: Tensor  # Node numbers grouped by parent, of shape (K,)
+    start: Tensor  # Where each parent's children start in `order`, of shape (number of parents + 1,)
 
     @classmethod
     def of(cls, parent: Tensor) -> Siblings:
@@ -275,9 +252,8 @@ def level_loss(
 ) -> LevelLoss:
     """Compute L_H^(t) (Eq. 5): the node above the query's document against its siblings.
 
-    Centroids are parameters that the optimizer moves off the sphere (the paper does not say what it does about that):
-    they are normalized here, where they are used. An only child has loss 0. A query counts as accurate if its node
-    scores higher than every sibling that is not right too; an only child always does, a tie never.
+    The optimizer moves centroids off the sphere (the paper does not say what it does about that): they are normalized
+    here. An only child has loss 0. A query is accurate if its node scores higher than every wrong sibling.
 
     The optimum of Eq. 5 is near the centroid and not at the document: it draws what lies under a node together. With
     `documents` given, a query is to go the way that its document would go, and no further: see `divergence`.
@@ -288,12 +264,11 @@ def level_loss(
         node: The node of each query's document in this level, of shape (B,).
         siblings: The level's nodes by parent.
         temperature: τ_h, which may be softer than the τ of the documents.
-        right: Nodes that right documents of each query lie under, its own document among them, padded with −1, of shape
-            (B, P): those among the siblings are right as well, −log Σ_right / Σ_siblings. Where `documents` are given,
-            only the accuracy looks at them.
+        right: Nodes that right documents of each query lie under, its own among them, padded with −1, of shape (B, P):
+            those among the siblings are right as well, −log Σ_right / Σ_siblings.
         documents: The queries' documents, unit vectors of shape (B, n), to go the way of, instead of Eq. 5.
-        route: "full" scores all K nodes and masks the strangers, "gather" collects each query's siblings first; by
-            default the cheaper one. They agree.
+        route: "full" scores all K nodes and masks strangers, "gather" collects each query's siblings; by default the
+            cheaper one. They agree.
     """
     counts, parent = siblings.start.diff(), siblings.parent[node]  # (B,)
     width = int(counts[parent].max()) if len(node) else 0
@@ -358,12 +333,9 @@ class Sampled:
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """Neighbors of each query's document, and what a teacher thinks of the document and of them.
+    """Neighbors of each query's document, (B, S, n), and a teacher's scores of the document and of them, (B, 1 + S).
 
-    Attributes:
-        vectors: The neighbors', of shape (B, S, n).
-        scores: The teacher's, divided by its temperature, the document first, of shape (B, 1 + S).
-        forbidden: True where a neighbor only fills the row up, of shape (B, S).
+    `forbidden` is True where a neighbor only fills the row up, of shape (B, S).
     """
 
     vectors: Tensor
@@ -383,15 +355,7 @@ class InBatch:
 
 @dataclass(frozen=True)
 class HCESummands:
-    """L_HCE and what it is made of, all scalars.
-
-    Attributes:
-        total: What to call backward on.
-        level_losses: Those of the levels 1 … M, each unweighted.
-        accuracies: The share of queries that would descend correctly at each of them.
-        document_loss: The sum of the document losses, of the levels M + 1 … L.
-        neighbor_loss: How far the ranking of neighbors is from the teacher's; None without a teacher.
-    """
+    """L_HCE and its summands, all scalars: levels 1 … M, unweighted, the sum of the documents', and the neighbors'."""
 
     total: Tensor
     level_losses: tuple[Tensor, ...]
@@ -415,8 +379,8 @@ def hce_loss(
 ) -> HCESummands:
     """Compute L_HCE (Eq. 6): level losses 1 … M, bidirectional M + 1 … L.
 
-    M is the number of `levels`, L − M the number of entries in `sampled`. The paper's samples for t are drawn under
-    path[:t], which at t = L is the document itself; we take them to be drawn under its parent, path[:t−1].
+    The paper's samples for t are drawn under path[:t], which at t = L is the document itself; we take them to be drawn
+    under its parent, path[:t−1].
 
     Args:
         queries: Unit vectors, of shape (B, n).
@@ -424,8 +388,7 @@ def hce_loss(
         levels: The first M levels, from the one below the root downwards; may be empty.
         sampled: One entry for each of the levels M + 1 … L; None for in-batch negatives only.
         temperature: τ, of the documents.
-        level_temperature: τ_h, of the levels; τ if not given, as in the paper. Softer (0.15 next to τ = 0.05) was
-            better in our measurements.
+        level_temperature: τ_h, of the levels; τ if not given, as in the paper.
         level_target: "node" is Eq. 5; "document" has a query go the way of its document, see `divergence`.
         level_weight: What the level losses count, 1 in the paper; their values are reported unweighted.
         pairing: Which query belongs to which document, across processes, and the masks.
@@ -461,12 +424,9 @@ def hce_loss(
 
 
 class Positions(NamedTuple):
-    """Where the documents of a batch stand in the corpus; −1 stands for "unknown" and for padding.
+    """Where the documents of a batch stand in the corpus: each query's own (B,), sampled (B, S), right ones (B, P).
 
-    Attributes:
-        own: Each query's document, of shape (B,); all are known.
-        sampled: The sampled negatives, of shape (B, S).
-        known: Documents known to be right for each query, of shape (B, P).
+    −1 stands for "unknown" and for padding; a query's own document is known.
     """
 
     own: Tensor
@@ -484,9 +444,7 @@ class HCELoss(nn.Module):
     negatives: with the document's alone, only those within the batch are recognized.
 
     With M < L − 1 there are L − M document losses; the columns of negatives are then dealt out to them evenly,
-    those of level M + 1 first.
-
-    Vectors are normalized here, so the encoder need not do it.
+    those of level M + 1 first. Vectors are normalized here, so the encoder need not do it.
 
     The centroids are parameters of this module, and the trainer trains them together with the encoder's. Their own
     learning rate is set in the training arguments, by name:
@@ -501,7 +459,7 @@ class HCELoss(nn.Module):
         level_temperature: τ_h, of the levels.
         level_target: "node", Eq. 5, or "document": a query goes the way of its document.
         level_weight: What the level losses count.
-        mask: Whether known false negatives are left out; without, the paper's letter, only the document itself is.
+        mask: Whether known false negatives are left out; without, as in the paper, only the document itself is.
         margin: Documents with d⁺·d⁻ above it are not used as negatives; None switches that off.
         groups: One for each document, equal for equal texts, of shape (N,).
         gather_across_devices: Use the documents and queries of all processes as negatives. Every process needs the same
@@ -583,7 +541,7 @@ class HCELoss(nn.Module):
         )
 
     def positions(self, labels: Tensor | None, sampled_count: int) -> Positions:
-        """Take the column `label` apart, of shape (B,), or (B, 1 + sampled columns + further known positives)."""
+        """Split the column `label`, of shape (B,), or (B, 1 + sampled columns + further known positives)."""
         if labels is None:
             raise InputError("HCELoss needs a column `label`: the position of the document in the corpus, from 0 on.")
         labels = labels.long().reshape(len(labels), -1)

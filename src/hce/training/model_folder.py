@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,11 +18,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from hce._version import __version__
-from hce.contained import is_file, is_folder, open_file, read_bytes
+from hce.contained import check_tree, is_file, is_folder, open_file, read_bytes
 from hce.data.corpus import Corpus
 from hce.data.records import USUAL
-from hce.errors import FormatError, one_line
-from hce.files import checked_fields, new_folder, open_atomically, read_json, write_checksums, write_json
+from hce.errors import AwayError, FormatError, InputError, one_line
+from hce.files import (
+    CHECKSUMS,
+    checked_fields,
+    new_folder,
+    open_atomically,
+    read_json,
+    require_undamaged,
+    write_checksums,
+    write_json,
+)
 from hce.search.shares import Calibration
 from hce.tree.hierarchy import Hierarchy
 
@@ -41,22 +51,17 @@ class Epoch:
     """One line of the history; epoch 0 is the encoder before training.
 
     Attributes:
-        epoch: its number.
-        dev: the dev measure by kind of query.
         loss: mean loss by name: level_1 … level_M, document (of the labeled pairs in joint training), neighbours.
         accuracy: the share of queries whose best node is right, at each level from the top.
-        reclustered: whether the tree was grown again afterwards.
-        churn: the share of documents that this moved to another leaf.
-        seconds: with measuring.
     """
 
     epoch: int
-    dev: dict[str, float]
+    dev: dict[str, float]  # the dev measure by kind of query
     loss: dict[str, float] = field(default_factory=dict)
     accuracy: list[float] = field(default_factory=list)
-    reclustered: bool = False
-    churn: float = 0.0
-    seconds: float = 0.0
+    reclustered: bool = False  # whether the tree was grown again afterwards
+    churn: float = 0.0  # the share of documents that this moved to another leaf
+    seconds: float = 0.0  # with measuring
 
     @property
     def metric(self) -> float:
@@ -82,6 +87,8 @@ def best_epoch(history: Sequence[Epoch]) -> int:
 FORMAT = 1
 FACTS, HISTORY, QUERIES, TREE = "hce.json", "history.jsonl", "dev.jsonl", "hierarchy"
 REMEDY = "train or copy the model again"
+CARD_FILE = "README.md"
+LOGIN = "set HF_TOKEN to a token that may write, or run 'hf auth login'"
 IN_AN_INDEX = "model"  # the folder of an index that has the facts and the history of its model
 CARD = """---
 library_name: sentence-transformers
@@ -284,7 +291,7 @@ def save_model(
         for name, entries in lines.items():
             with open_atomically(folder / name) as written:
                 written.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
-        with open_atomically(folder / "README.md") as card:
+        with open_atomically(folder / CARD_FILE) as card:
             card.write(model_card(Path(path).name, facts))
         write_json(folder / FACTS, asdict(facts))
         write_checksums(folder)
@@ -370,3 +377,80 @@ def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:
         return [checked_fields(entry, each, may_be_nan=MAY_BE_NAN) for each in values]
     except (OSError, ValueError, RecursionError, FormatError) as error:
         raise FormatError(f"{path}: damaged ({one_line(error)}); {REMEDY}") from error
+
+
+# ------------------------------------------------------------------------------------------------- to a model hub
+
+
+def push(model: str | Path, repository: str, *, public: bool = False) -> tuple[str, list[str]]:
+    """Upload a model that hce trained, as one commit: only files that hce wrote, and no folder names of this machine.
+
+    Args:
+        model: its folder.
+        repository: ORG/NAME on the hub; it is made where there is none.
+        public: whether a new one can be read by everybody.
+
+    Returns:
+        The address of the repository, and the names of the files.
+
+    Raises:
+        InputError: no such name is possible, or the hub refuses the token.
+        FormatError: hce wrote no model there, or it is damaged.
+        AwayError: the hub does not answer.
+    """
+    import httpx
+    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    def without_token(error: Exception) -> str:
+        token = get_token()
+        return one_line(error).replace(token, "…") if token else one_line(error)
+
+    contents = uploads_of(Path(model))
+    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
+    api = HfApi(library_name="hce", library_version=__version__)
+    try:
+        if repository.count("/") != 1:
+            raise HFValidationError("give ORG/NAME")
+        url = api.create_repo(repository, private=not public, exist_ok=True)
+        api.create_commit(repository, operations, commit_message=f"Model of hce {__version__}")
+    except HFValidationError as error:
+        raise InputError(f"{repository!r} is no name of a repository ({one_line(error)})") from error
+    except LocalTokenNotFoundError as error:
+        raise InputError(f"the hub wants a token; {LOGIN}") from error
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        remedy = f"; {LOGIN}" if status in (401, 403) else ""
+        raise InputError(f"{repository}: the hub refuses ({status}: {without_token(error)}){remedy}") from None
+    except (httpx.HTTPError, OSError) as error:
+        raise AwayError(f"the hub does not answer ({without_token(error)}); try again later") from None
+    return str(url), list(contents)
+
+
+def uploads_of(folder: Path) -> dict[str, Path | bytes]:
+    """Return the files or contents to upload, by name: what `checksums.json` lists, and the model card.
+
+    Held-out queries stay here, since they are texts of the corpus. Folders are cut to their last name.
+    """
+    facts = ModelFacts.read(folder)
+    require_undamaged(folder, REMEDY)
+    found, known = check_tree(folder), read_json(folder / CHECKSUMS)
+    if FACTS not in known:
+        raise FormatError(f"{folder}: {CHECKSUMS} does not list {FACTS}; {REMEDY}")
+    named = [facts.corpus.get("source"), facts.base_encoder, *facts.label_files.values()]
+    places = sorted({each for each in named if each and Path(each).name != each and _is_here(each)}, key=len)
+    contents: dict[str, Path | bytes] = {name: folder / name for name in known if name != QUERIES}
+    for name in (FACTS, *([CARD_FILE] if CARD_FILE in found else [])):
+        text = read_bytes(folder / name).decode()
+        for place in reversed(places):
+            for spelled in (json.dumps(place, ensure_ascii=False)[1:-1], place):
+                text = text.replace(spelled, Path(place).name)
+        contents[name] = text.encode()
+    checksums = {name: value for name, value in known.items() if name != QUERIES}
+    checksums[FACTS] = zlib.crc32(contents[FACTS])  # type: ignore[arg-type]
+    return {**contents, CHECKSUMS: (json.dumps(checksums, indent=2) + "\n").encode()}
+
+
+def _is_here(name: str) -> bool:
+    """Return whether a name is of a file, and not a hub id such as org/name."""
+    return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") != 1 or Path(name).exists()

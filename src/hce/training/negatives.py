@@ -34,11 +34,9 @@ TEMPERATURE = 0.1  # of BM25's scores, the best of which is 1
 
 
 class Chosen(NamedTuple):
-    """The negatives of a batch.
+    """The negatives of a batch: positions (B, S), and vectors (B, S, n).
 
-    Attributes:
-        positions: of shape (B, S); the position of a query's own document stands for "none", and the masks drop it.
-        vectors: of shape (B, S, n).
+    The position of a query's own document stands for "none", and the masks drop it.
     """
 
     positions: np.ndarray
@@ -50,19 +48,15 @@ class Negatives:
     """A way of choosing negatives: `draw`, then `texts` to encode, then `choose`. This one chooses none.
 
     Attributes:
-        corpus: the documents.
-        tree: the current tree.
         vectors: the documents' as clustering saw them, of shape (N, n); may be a memory map, rows are read as drawn.
         held_out: positions of documents kept for measuring: as negatives, training would only ever push them away.
-        loss_levels: M, how many levels have a level loss; each of the L − M document losses has negatives of its own.
-        recipe: the settings.
     """
 
     corpus: Corpus
-    tree: Hierarchy
+    tree: Hierarchy  # the current tree
     vectors: np.ndarray
     held_out: np.ndarray
-    loss_levels: int
+    loss_levels: int  # M, how many levels have a level loss; each of the L − M document losses has negatives of its own
     recipe: Recipe
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
@@ -87,10 +81,9 @@ class SiblingNegatives(Negatives):
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
         """Draw documents that share a node with each query's document; none without a tree.
 
-        The loss of level t, from M + 1 to L, has negatives from under the node at level t − 1 that the document is
-        under: documents of the same leaf for the last one, of wider nodes for those above. The columns are those of
-        level M + 1 first. The query's own document stands where there are too few others, and where a held-out
-        document was drawn.
+        The loss of level t, from M + 1 to L, has negatives from under the node at level t − 1 above the document; the
+        columns are those of level M + 1 first. The query's own document stands where there are too few others, and for
+        held-out documents.
         """
         if not self.recipe.tree:
             return super().draw(batch, seed)

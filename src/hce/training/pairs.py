@@ -1,32 +1,45 @@
-"""Where (query, document) pairs come from: labels, spans of the documents themselves, or the documents twice.
+"""Where (query, document) pairs come from, and the held-out queries that an encoder is measured by.
 
-A source gives its pairs in batches: another order and other spans in each turn, the same ones for the same seed. The
-draws of a batch depend on (seed, turn, batch) alone, so a turn can be taken up in its middle.
+Pairs come from labels, spans of the documents themselves, or the documents twice. A source gives them in batches:
+another order and other spans in each turn, the same ones for the same seed. The draws of a batch depend on
+(seed, turn, batch) alone, so a turn can be resumed in its middle.
+
+The dev measure is NDCG@10 on held-out labeled queries, never those of a test split (any grade above 0 counts the same).
+Without labels, it is the mean NDCG@10 over four kinds of pseudo-queries: titles, first sentences, spans of 4 and of 48
+words and marks. A static encoder trains on spans of other lengths, a transformer on spans of up to 64; the other kinds
+show whether it got better at more than these.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain, count
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from hce.data.corpus import Corpus
+from hce.data.documents import Document
 from hce.data.judgments import Labels, Qrels, Query
-from hce.data.text import Offsets, cut_span, first_words, word_offsets
+from hce.data.text import Offsets, Span, cut_span, first_words, word_offsets
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
-from hce.training.heldout import DevSet, labeled_devset, pseudo_devset, with_random_others
+from hce.search.exact import nearest, score_blocks
+from hce.training.model_folder import mean_over_kinds
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
-LEAST_DEV_QUERIES = 20
+LEAST_DEV_QUERIES = 20  # labeled
+CUTOFF = 10
+LABELED = "labeled"
+LEAST_QUERIES = 20  # of a kind
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 class LabelSets(NamedTuple):
@@ -43,15 +56,13 @@ class Sources:
     """Where a run's pairs come from: labels, pseudo-queries, or both (joint training).
 
     Attributes:
-        supervised: pairs of labeled and generated queries.
-        unsupervised: pairs made of the documents themselves.
         held_out: positions of documents kept for measuring; no pairs are made of them, and they are no negatives.
         measured: positions of the documents that dev queries are made of; none where these are labeled. They are the
             held-out ones, unless the recipe trains on all.
     """
 
-    supervised: PairSource | None = None
-    unsupervised: PairSource | None = None
+    supervised: PairSource | None = None  # pairs of labeled and generated queries
+    unsupervised: PairSource | None = None  # pairs made of the documents themselves
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     measured: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
@@ -144,21 +155,13 @@ def _without_dev(labeled: Labels, dev: Labels) -> Labels:
 
 
 class Batch(NamedTuple):
-    """Pairs to train on.
-
-    Attributes:
-        queries: texts.
-        documents: the text of each query's document; it may lack the query where that was cut out of it.
-        positions: where each document stands in the corpus, of shape (B,).
-        known: positions of all documents known to be right for each query, padded with −1, of shape (B, P).
-        cut: whether each query was cut out of its document, of shape (B,), bool; None: none was.
-    """
+    """Pairs to train on."""
 
     queries: list[str]
-    documents: list[str]
-    positions: np.ndarray
-    known: np.ndarray
-    cut: np.ndarray | None = None
+    documents: list[str]  # the text of each query's document; it may lack the query where that was cut out of it
+    positions: np.ndarray  # where each document stands in the corpus, of shape (B,)
+    known: np.ndarray  # positions of all documents known to be right for each query, padded with −1, of shape (B, P)
+    cut: np.ndarray | None = None  # whether each query was cut out of its document, of shape (B,), bool; None: none was
 
     def rows(self, chosen: slice) -> Batch:
         """Return some of the pairs as a smaller batch."""
@@ -175,40 +178,26 @@ class PairSource(Protocol):
         ...
 
 
+@dataclass
 class InverseCloze:
     """ICT: a random span of a document is the query, the document (with or without the span) its answer.
 
-    Args:
-        corpus: the documents.
-        positions: which of them to draw from; others are kept out of training.
-        lengths: span lengths, one drawn for each pair; the paper has 64 tokens.
-        offsets: from a text to the begin and end of each unit that `lengths` count; by default words and marks.
-        cut_share: how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT). Left in, the
-            encoder learns to match words; cut out, to match meaning.
-        window: take this many words and marks from the document's start for the document; 0 takes all of it. A
-            transformer's step costs by the token. The start, with the title, is what a search will see too: windows
-            from anywhere measured worse.
-        seed: same seed, same pairs.
+    Left in its document, a span teaches the encoder to match words; cut out, to match meaning. A transformer's step
+    costs by the token, so pairs may be made of a window at the start of each document. The start, with the title, is
+    what a search will see too: windows from anywhere measured worse.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        positions: np.ndarray | None = None,
-        *,
-        lengths: Sequence[int] = (64,),
-        offsets: Callable[[str], Offsets] = word_offsets,
-        cut_share: float = 0.0,
-        window: int = 0,
-        seed: int = 0,
-    ) -> None:
-        self.corpus = corpus
-        self.positions = np.arange(len(corpus)) if positions is None else np.asarray(positions)
-        self.lengths = tuple(lengths)
-        self.offsets = offsets
-        self.cut_share = cut_share
-        self.window = window
-        self.seed = seed
+    corpus: Corpus
+    positions: np.ndarray = None  # type: ignore[assignment]  # of documents to draw from; by default all
+    _: KW_ONLY
+    lengths: Sequence[int] = (64,)  # of spans, one drawn for each pair; the paper has 64 tokens
+    offsets: Callable[[str], Offsets] = word_offsets  # from a text to begin and end of each unit that `lengths` count
+    cut_share: float = 0.0  # how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT)
+    window: int = 0  # words and marks from a document's start to make a pair of; 0: all
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.positions = np.arange(len(self.corpus)) if self.positions is None else np.asarray(self.positions)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -324,3 +313,155 @@ def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) ->
     """Yield the batches of a turn's own order, with their indices."""
     order = np.random.default_rng([seed, turn]).permutation(items)
     yield from list(enumerate(in_batches(order, size)))[first:]
+
+
+# ------------------------------------------------------------------------------------------------- the dev measure
+
+
+@dataclass(frozen=True)
+class DevQueries:
+    """Queries of one kind, each with the documents that answer it."""
+
+    kind: str  # a name for the report
+    texts: list[str]
+    answers: list[np.ndarray]  # for each query, where in the pool its right documents stand
+    # For each query the text that is scored instead of its one right document: that document with the query cut out (of
+    # a first sentence, without the title too); None for labeled queries.
+    variants: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class DevSet:
+    """A pool of documents and the queries to find them by."""
+
+    metric_name: str  # what is measured, in words
+    corpus: Corpus
+    pool: np.ndarray  # positions of the documents that are searched
+    panel: tuple[DevQueries, ...]  # the kinds of queries; the metric is the mean over them
+
+    @property
+    def is_labeled(self) -> bool:
+        """Whether the queries are people's, and not made of the documents."""
+        return self.panel[0].kind == LABELED
+
+    def pool_texts(self) -> list[str]:
+        """Return the texts that are searched."""
+        return [self.corpus[position].full_text for position in self.pool.tolist()]
+
+    def measure(self, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
+        """Measure NDCG@10 for each kind; the arguments are those of `ndcg`."""
+        return means(self.ndcg(encoder, vectors))
+
+    def ndcg(
+        self, encoder: Encoder, vectors: np.ndarray | None = None, *, pool_vectors: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
+        """Measure NDCG@10 for each query of each kind, of shape (queries,).
+
+        `vectors` are those of the corpus by this encoder, and `pool_vectors` those of the pool, if they are known.
+        """
+        if pool_vectors is None:
+            pool_vectors = encoder.encode(self.pool_texts()) if vectors is None else np.asarray(vectors[self.pool])
+        ndcg = {}
+        for each in self.panel:
+            variants = None if each.variants is None else encoder.encode(each.variants)
+            ndcg[each.kind] = _ndcg(pool_vectors, each, encoder.encode(each.texts, "query"), variants)
+        return ndcg
+
+
+def means(ndcg: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the mean over the queries of each kind."""
+    return {kind: float(values.mean()) for kind, values in ndcg.items()}
+
+
+def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
+    """Return the mean over kinds of each kind's mean: what decides."""
+    return mean_over_kinds(means(ndcg))
+
+
+def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
+    """Ask labeled queries of a pool: their answers and random others; fail if no query has an answer there."""
+    position_of = {document_id: position for position, document_id in enumerate(corpus.ids)}
+    texts, answers = [], []
+    for query_id in qrels:
+        right = [position_of[each] for each in qrels.positives(query_id) if each in position_of]
+        if right and query_id in queries:
+            texts.append(queries[query_id].text)
+            answers.append(np.array(right))
+    if not texts:
+        raise InputError("no dev query has a relevant document in the corpus; check the dev judgments")
+    pool = with_random_others(len(corpus), np.unique(np.concatenate(answers)), pool_size, seed)
+    labeled = DevQueries(LABELED, texts, [np.searchsorted(pool, right) for right in answers])
+    return DevSet(f"NDCG@10 on {len(texts)} held-out labeled queries", corpus, pool, (labeled,))
+
+
+def pseudo_devset(
+    corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
+) -> DevSet:
+    """Make queries of the documents at positions `measured` in several ways; skip duplicates."""
+    groups = corpus.text_groups
+    measured = measured[np.bincount(groups)[groups[measured]] == 1]
+    if not len(measured):
+        raise InputError(
+            f"{corpus.name}: each document held out to measure by has the text of another one; "
+            "remove doubles, or give labeled dev queries"
+        )
+    pool = with_random_others(len(corpus), measured, pool_size, seed)
+    rng = np.random.default_rng([seed, 1])
+    kinds: dict[str, Callable[[Document], Span | None]] = {
+        "titles": lambda each: Span(each.title, each.text) if each.title.strip() and each.text.strip() else None,
+        "first sentences": first_sentence_of,
+        "short spans": lambda document: cut_span(document.full_text, 4, rng.random()),
+        "long spans": lambda document: cut_span(document.full_text, 48, rng.random()),
+    }
+    documents = [corpus[position] for position in measured.tolist()]
+    answers = np.searchsorted(pool, measured)[:, None]  # (documents, 1)
+    panel = []
+    for kind, make in kinds.items():
+        spans = zip(answers, map(make, documents), strict=True)
+        made = [(answer, span) for answer, span in spans if span and span.inside != span.outside]
+        if len(made) >= min(LEAST_QUERIES, len(measured)):
+            texts, variants = [span.inside for _, span in made], [span.outside for _, span in made]
+            panel.append(DevQueries(kind, texts, [answer for answer, _ in made], variants))
+    if not panel:
+        raise InputError("the documents are too short to make held-out queries of; give labeled dev queries")
+    names = ", ".join(each.kind for each in panel)
+    which = "held-out documents" if are_held_out else "documents that are not held out"
+    metric_name = f"mean NDCG@10 on pseudo-queries of {len(measured)} {which} ({names})"
+    return DevSet(metric_name, corpus, pool, tuple(panel))
+
+
+def _ndcg(
+    pool_vectors: np.ndarray, queries: DevQueries, query_vectors: np.ndarray, variant_vectors: np.ndarray | None
+) -> np.ndarray:
+    if variant_vectors is None:
+        return ndcg_of_rankings(nearest(query_vectors, pool_vectors, CUTOFF)[0], queries.answers)
+    answers = np.concatenate(queries.answers)
+    own_scores = np.einsum("ij,ij->i", query_vectors, variant_vectors)
+    better = np.zeros(len(query_vectors), dtype=np.int64)
+    for rows, scores in score_blocks(query_vectors, pool_vectors):
+        scores[np.arange(len(scores)), answers[rows]] = -np.inf  # its full text; the variant replaces it
+        better[rows] = (scores >= own_scores[rows, None]).sum(axis=1)
+    return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
+
+
+def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]) -> np.ndarray:
+    """Return NDCG@10 of each query from its ranking and its answers."""
+    discount = 1 / np.log2(np.arange(2, CUTOFF + 2))
+    gains = [
+        np.isin(row[:CUTOFF], right) @ discount[: len(row)] / discount[: len(right)].sum()
+        for row, right in zip(ranked, answers, strict=True)
+    ]
+    return np.array(gains)
+
+
+def with_random_others(document_count: int, wanted: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
+    """Return the wanted documents and random others, `size` in all (0: all), in order; never fewer than the wanted."""
+    others = np.setdiff1d(np.arange(document_count), wanted)
+    extra = min(len(others), max(0, (size or document_count) - len(wanted)))
+    return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))
+
+
+def first_sentence_of(document: Document) -> Span | None:
+    """Cut the first sentence out of a text; None if too little is left."""
+    sentence, *rest = SENTENCE_END.split(document.text.strip(), maxsplit=1)
+    return Span(sentence, rest[0]) if rest and len(sentence.split()) >= 3 else None

@@ -20,17 +20,11 @@ MOST_LOGGED = 10_000  # queries of a log that are encoded
 
 @dataclass(frozen=True)
 class QueryMean:
-    """The mean vector of queries; their texts are not kept.
+    """The mean vector of queries; their texts are not kept."""
 
-    Attributes:
-        encoder: the fingerprint of the encoder that encoded them, without companions.
-        count: how many queries there were.
-        mean: of their unit vectors.
-    """
-
-    encoder: str
-    count: int
-    mean: list[float]
+    encoder: str  # the fingerprint of the encoder that encoded them, without companions
+    count: int  # how many queries there were
+    mean: list[float]  # of their unit vectors
 
     @classmethod
     def of(cls, texts: Sequence[str], encoder: Encoder) -> QueryMean:

@@ -33,27 +33,16 @@ COUNTER_NAMES = {"steps_in_epoch": "batch", "steps_in_all": "step"}  # in checkp
 
 @dataclass
 class TrainingRun:
-    """Everything about a run that changes, and so what a checkpoint holds.
-
-    Attributes:
-        trainer: encoder, optimizer, objective.
-        tree: the present tree.
-        vectors: the documents' vectors that the tree was grown from, of shape (N, n).
-        best_weights: those that were best on dev; `best` in checkpoints.
-        best_metric: how good they were.
-        history: an entry for each finished epoch.
-        counters: how far the run has come.
-        checkpoints: where the state and the vectors are kept; None keeps them in memory only.
-    """
+    """Everything about a run that changes, and so what a checkpoint holds."""
 
     trainer: Trainer
     tree: Hierarchy
-    vectors: np.ndarray
-    best_weights: dict[str, Tensor]
-    best_metric: float
-    history: list[Epoch]
-    counters: Counters = field(default_factory=Counters)
-    checkpoints: CheckpointFolder | None = None
+    vectors: np.ndarray  # the documents' vectors that the tree was grown from, of shape (N, n)
+    best_weights: dict[str, Tensor]  # those that were best on dev; `best` in checkpoints
+    best_metric: float  # how good they were
+    history: list[Epoch]  # an entry for each finished epoch
+    counters: Counters = field(default_factory=Counters)  # how far the run has come
+    checkpoints: CheckpointFolder | None = None  # where the state and the vectors are kept; None: in memory only
 
     @property
     def tree_epoch(self) -> int:

@@ -35,19 +35,12 @@ TURNS = 8  # through the pairs in an epoch, at most
 
 @dataclass
 class Counters:
-    """How far a run has come.
+    """How far a run has come."""
 
-    Attributes:
-        epoch: how many epochs are finished.
-        steps_in_epoch: how many steps of the epoch under way are done; `batch` in checkpoints.
-        steps_in_all: how many steps of the run are done; `step` in checkpoints.
-        sums: of the losses and accuracies of the epoch under way, by name.
-    """
-
-    epoch: int = 0
-    steps_in_epoch: int = 0
-    steps_in_all: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
+    epoch: int = 0  # how many epochs are finished
+    steps_in_epoch: int = 0  # how many steps of the epoch under way are done; `batch` in checkpoints
+    steps_in_all: int = 0  # how many steps of the run are done; `step` in checkpoints
+    sums: dict[str, float] = field(default_factory=dict)  # of the losses and accuracies of the epoch under way, by name
 
     def record(self, summands: dict[str, float]) -> None:
         """Count a finished step."""
@@ -82,23 +75,13 @@ class _Column(NamedTuple):
 
 
 class Trainer:
-    """An encoder, its optimizer, and the objective of the current tree, which has to be given before the first step.
+    """An encoder, its optimizer, and the objective of the current tree, which has to be given before the first step."""
 
-    Attributes:
-        optimizer: of the encoder.
-        objective: L_HCE for the current tree; this and all that follow are set by `use_tree`.
-        negatives: how negatives are chosen, by the current tree.
-        vectors: the documents' as clustering saw them, of shape (N, n).
-        neighbors: positions of the documents near each, by the current tree, of shape (N, S), where a teacher ranks
-            them.
-        centroid_optimizer: of the current tree's centroids, where the recipe trains them.
-    """
-
-    objective: HCELoss
-    negatives: Negatives
-    vectors: np.ndarray
-    neighbors: np.ndarray | None
-    centroid_optimizer: torch.optim.Optimizer | None
+    objective: HCELoss  # L_HCE for the current tree; this and all that follow are set by `use_tree`
+    negatives: Negatives  # how negatives are chosen, by the current tree
+    vectors: np.ndarray  # the documents' as clustering saw them, of shape (N, n)
+    neighbors: np.ndarray | None  # positions near each document, of shape (N, S), where a teacher ranks them
+    centroid_optimizer: torch.optim.Optimizer | None  # of the current tree's centroids, where the recipe trains them
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
         self.corpus = corpus

@@ -32,9 +32,8 @@ from hce.processes import (
 )
 from hce.training.co_training import Fit, TrainResult, co_train
 from hce.training.companion import with_companions, without_companions
-from hce.training.heldout import LABELED, DevSet, means
 from hce.training.model_folder import Epoch, gains, mean_over_kinds, save_model
-from hce.training.pairs import LabelSets, documents_to_learn, sources_and_devset
+from hce.training.pairs import LABELED, DevSet, LabelSets, documents_to_learn, means, sources_and_devset
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import Recipe, recipe_of_table
 from hce.training.state import CheckpointFolder
@@ -113,25 +112,15 @@ def train(
 
 
 class _Training(NamedTuple):
-    """A call of `train` with everything decided; `hce.training.recipe` has the cases in a table.
-
-    Attributes:
-        corpus: the documents to train on.
-        given: the encoder as it was given, without companions.
-        label_sets: the labeled queries.
-        recipe: the settings.
-        run_folder: where the state of the run is kept until it is done; None keeps none.
-        progress: show bars.
-        on_epoch: called with each epoch of what is trained first.
-    """
+    """A call of `train` with everything decided; `hce.training.recipe` has the cases in a table."""
 
     corpus: Corpus
-    given: Encoder
+    given: Encoder  # without companions
     label_sets: LabelSets
     recipe: Recipe
-    run_folder: Path | None
+    run_folder: Path | None  # where the state of the run is kept until it is done; None keeps none
     progress: bool
-    on_epoch: Callable[[Epoch], None]
+    on_epoch: Callable[[Epoch], None]  # called with each epoch of what is trained first
 
     def run(self) -> Fit:
         """Train what the recipe says, and put companions next to the encoder where it says so."""

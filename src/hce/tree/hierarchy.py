@@ -1,4 +1,4 @@
-"""Hierarchy: a tree of documents as level arrays, and what can be asked of it.
+"""Hierarchy: a tree of documents as level arrays, grown bottom-up by the paper's Alg. 1.
 
 Levels are counted as in the paper: 0 is the root, 1 … L−1 are the inner levels, L is the documents. A node is an
 integer, its place in its level; siblings are adjacent there. A leaf is a node of the last inner level. A document
@@ -42,11 +42,9 @@ EXPECTED_ROUNDS, FIRST_ROUND = 10, 3
 
 
 class Level(NamedTuple):
-    """The nodes of one level of a tree.
+    """The nodes of one level: each node's parent in the level above, (nodes,), and their centroids, (nodes, n).
 
-    Attributes:
-        parent: each node's parent in the level above, of shape (nodes,), int64; nodes of one parent are adjacent.
-        centroids: unit rows of shape (nodes, n), float32.
+    Nodes of one parent are adjacent; centroids are unit rows, float32.
     """
 
     parent: np.ndarray
@@ -61,21 +59,13 @@ class Grown(NamedTuple):
 
 
 class LevelSummary(NamedTuple):
-    """One line of `Hierarchy.describe`.
+    """One line of `Hierarchy.describe`."""
 
-    Attributes:
-        level: 1 … L−1.
-        nodes: how many nodes the level has.
-        sizes: documents under a node: least, quartiles, most.
-        balance: entropy of the documents' spread over the nodes divided by that of an even spread; 1 is even.
-        mean_cosine: of the level's members (nodes one level down, or documents) to their centroid.
-    """
-
-    level: int
+    level: int  # 1 … L−1
     nodes: int
-    sizes: tuple[int, int, int, int, int]
-    balance: float
-    mean_cosine: float
+    sizes: tuple[int, int, int, int, int]  # documents under a node: least, quartiles, most
+    balance: float  # entropy of the documents' spread over the nodes divided by that of an even spread; 1 is even
+    mean_cosine: float  # of the level's members (nodes one level down, or documents) to their centroid
 
 
 class Hierarchy:
@@ -156,11 +146,11 @@ class Hierarchy:
         total = EXPECTED_ROUNDS * len(vectors)
         with progress_bar("growing the tree", total, "vectors", show=progress) as advance:
 
-            def cluster(vectors: np.ndarray, k: int, seed: int) -> KMeansResult:
+            def cluster(rows: np.ndarray, k: int, seed: int) -> KMeansResult:
                 def show(number: int, mean_cosine: float) -> None:
-                    advance(len(vectors) * (FIRST_ROUND if number == 1 else 1))
+                    advance(len(rows) * (FIRST_ROUND if number == 1 else 1))
 
-                return spherical_kmeans(vectors, k, seed=seed, mode=mode, init=init, device=device, on_round=show)
+                return spherical_kmeans(rows, k, seed=seed, mode=mode, init=init, device=device, on_round=show)
 
             levels, document_parent = agglomerative(vectors, b, seed, cluster, even=init == "points")
             advance(total)  # there may be fewer rounds than expected
@@ -334,7 +324,7 @@ class Hierarchy:
         return 1 if level == 0 else len(self._parent(level))
 
     def document_counts(self, leaves: np.ndarray | None = None) -> list[np.ndarray]:
-        """Count the documents under each node, for the levels 0 … L−1."""
+        """Count the documents under each node, for the levels 0 … L−1, by the leaf of each document."""
         leaves = self.document_parent if leaves is None else leaves
         counts = [np.bincount(leaves, minlength=self.node_count(self.depth - 1))]
         for level in reversed(self.levels):
@@ -395,13 +385,15 @@ class Hierarchy:
                 raise FormatError(f"{folder}: no tree there ({name} is missing)")
         try:
             manifest = read_json(folder / "manifest.json")
-            if manifest.pop("format") <= FORMAT:
-                return cls._read(folder, manifest)
+            is_newer = manifest.pop("format") > FORMAT
+            tree = None if is_newer else cls._read(folder, manifest)
         except OutsideError:
             raise
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise FormatError(f"{folder}: the tree is damaged ({error}); build or copy it again") from error
-        raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
+        if tree is None:
+            raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
+        return tree
 
     @classmethod
     def _read(cls, folder: Path, manifest: dict[str, Any]) -> Hierarchy:
@@ -413,7 +405,10 @@ class Hierarchy:
         named = folder / "labels.json"  # the name that the first release gave it
         names = read_json_value(named) if is_file(named) else None
         tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest, names)
-        tree._check_arrays()
+        for level in range(1, tree.depth + 1):
+            parent, above = tree._parent(level), np.arange(tree.node_count(level - 1))
+            if parent.ndim != 1 or not len(parent) or not np.array_equal(np.unique(parent), above):
+                raise FormatError(f"level {level} names parents that are not there")
         return tree
 
     # ------------------------------------------------------------------------------------------------- internals
@@ -427,7 +422,7 @@ class Hierarchy:
         return [_grouped(self._parent(level + 1), self.node_count(level)) for level in range(self.depth)]
 
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Group the documents by their node at a level."""
+        """Return documents sorted by node, each node's start there, each document's rank in its node, and its node."""
         if level not in self._by_node:
             node = self.nodes_at(level)
             order, start = _grouped(node, self.node_count(level))
@@ -439,13 +434,6 @@ class Hierarchy:
     def _check_level(self, level: int, lowest: int, highest: int) -> None:
         if not lowest <= level <= highest:
             raise InputError(f"level {level}: this tree has levels {lowest} to {highest} here")
-
-    def _check_arrays(self) -> None:
-        for level in range(1, self.depth + 1):
-            parent = self._parent(level)
-            above = np.arange(self.node_count(level - 1))
-            if parent.ndim != 1 or not len(parent) or not np.array_equal(np.unique(parent), above):
-                raise FormatError(f"level {level} names parents that are not there")
 
 
 def _grouped(groups: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -498,8 +486,7 @@ def power_of_two(branching: int) -> int:
 def level_sizes(count: int, branching: int) -> list[int]:
     """Return the numbers of nodes of Alg. 1, from the top: ⌈N/b⌉, ⌈⌈N/b⌉/b⌉, … above 1, in reverse.
 
-    The depth L is one more than their number, found by counting divisions: ⌈log_b N⌉ in floating point is off by one
-    for some powers of b.
+    Found by counting divisions: ⌈log_b N⌉ in floating point is off by one for some powers of b.
 
     >>> level_sizes(1_000_000, 128)
     [62, 7813]

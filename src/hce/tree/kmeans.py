@@ -41,13 +41,12 @@ Report = Callable[[int, float], None]
 
 
 class KMeansResult(NamedTuple):
-    """A clustering of N rows into k clusters.
+    """A clustering of N rows into k clusters, none of them empty.
 
     Attributes:
         centroids: unit rows of shape (k, n), float32.
-        assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way, and every
-            cluster has at least one row. In fast mode it is the nearest that was found: for a row in thousands, of
-            millions of rows for one in seventy, another one is nearer by a little.
+        assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way. In fast
+            mode another one is nearer by a little for a row in thousands, of millions of rows for one in seventy.
         mean_cosines: of the rows to their centroids, after each round; they never fall.
         converged: False when the rounds ran out first.
     """
@@ -160,10 +159,10 @@ def _check(vectors: np.ndarray, k: int, mode: str, init: str, max_rounds: int) -
 
 
 class Rows:
-    """Unit float32 rows on one device, of shape (N, n): held, or read from an array that is too large to copy.
+    """Unit float32 rows on one device, of shape (N, n): a tensor that is held, or an array too large to copy.
 
     Args:
-        source: the rows as a tensor that is held, or the array to read from.
+        source: the rows.
         device: of what is returned.
         is_unit: whether an array's rows are unit vectors already.
         index: which rows of an array; by default all.
@@ -265,22 +264,22 @@ def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
 def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
     """Run the task on every item and return the results in order; processes that work together each run a share.
 
-    On the CPU tasks run in threads that each compute single-threaded, elsewhere one by one. Many small products gain
-    more from this than from threads inside each, which wait for one another at every product.
+    On the CPU tasks run in threads that each compute single-threaded: many small products gain more from this than from
+    threads inside each, which wait for one another at every product.
     """
-    return share_out(lambda own: _run_here(task, own, device), items)
 
+    def run_own(own: Sequence[T]) -> list[R]:
+        threads = torch.get_num_threads()
+        if device.type != "cpu" or threads == 1:
+            return [task(item) for item in own]
+        torch.set_num_threads(1)
+        try:
+            with _blas().limit(limits=1), ThreadPoolExecutor(threads) as pool:
+                return list(pool.map(task, own))
+        finally:
+            torch.set_num_threads(threads)
 
-def _run_here(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
-        return [task(item) for item in items]
-    torch.set_num_threads(1)
-    try:
-        with _blas().limit(limits=1), ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(task, items))
-    finally:
-        torch.set_num_threads(threads)
+    return share_out(run_own, items)
 
 
 @cache  # looking through the process for its BLAS libraries takes milliseconds
@@ -320,16 +319,6 @@ def row_argmax(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return column, block.gather(1, column[:, None])[:, 0]
 
 
-def nearest_centroid(block: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's nearest centroid (the first of equals) and the score, both of shape (rows,), tile by tile."""
-    column, value = row_argmax(scores(block, centroids[:_TILE]))
-    for start in range(_TILE, len(centroids), _TILE):
-        other, other_value = row_argmax(scores(block, centroids[start : start + _TILE]))
-        better = other_value > value
-        column, value = torch.where(better, other + start, column), torch.where(better, other_value, value)
-    return column, value
-
-
 def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.Tensor) -> torch.Tensor:
     """Return each row's inner product with the centroid of its cluster, of shape (rows,)."""
     if block.device.type == "cpu":
@@ -339,15 +328,19 @@ def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.T
 
 
 def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Assign each row to its nearest centroid: assignment (int64) and scores (float32), both of shape (N,).
+    """Assign each row to its nearest centroid (M step of Alg. 2): (N,) int64, and scores, (N,) float32.
 
-    The M step of the paper's Alg. 2. Given the current assignment, a row moves only to a centroid that is better by
-    more than a tie, so that equal centroids (duplicates split over several clusters) cannot trade rows for ever.
+    Given the current assignment, a row moves only to a centroid that is better by more than a tie, so that equal
+    centroids (duplicates split over several clusters) cannot trade rows for ever.
     """
 
     def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
         block = rows.span(*limits)
-        column, value = nearest_centroid(block, centroids)
+        column, value = row_argmax(scores(block, centroids[:_TILE]))
+        for start in range(_TILE, len(centroids), _TILE):
+            other, other_value = row_argmax(scores(block, centroids[start : start + _TILE]))
+            better = other_value > value
+            column, value = torch.where(better, other + start, column), torch.where(better, other_value, value)
         if assignment is not None:
             present = torch.from_numpy(assignment[slice(*limits)]).to(block.device)
             own = own_scores(block, centroids, present)
@@ -360,30 +353,25 @@ def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = 
 
 
 def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
-    """Sum each cluster's rows, of shape (k, n), in float64.
-
-    Members are added in row order.
-    """
+    """Sum each cluster's rows in row order, of shape (k, n), in float64."""
     sums = torch.zeros((k, rows.shape[1]), dtype=torch.float64, device=rows.device)
     order = np.argsort(assignment, kind="stable")
     for start, stop in rows.chunks(0):
         index = order[start:stop]
         owner, first = np.unique(assignment[index], return_index=True)
-        sums[torch.from_numpy(owner).to(rows.device)] += _sums_of_runs(rows.take(index), np.append(first, len(index)))
+        block, bounds = rows.take(index), np.append(first, len(index))
+        if block.device.type == "cpu":
+            members = (np.ones(len(block)), np.arange(len(block)), bounds)
+            found = torch.from_numpy(sparse.csr_matrix(members, (len(owner), len(block))) @ block.numpy())
+        else:
+            lengths = torch.from_numpy(np.diff(bounds)).to(block.device)
+            found = torch.segment_reduce(block.double(), "sum", lengths=lengths, axis=0)
+        sums[torch.from_numpy(owner).to(rows.device)] += found
     return sums
 
 
-def _sums_of_runs(block: torch.Tensor, bounds: np.ndarray) -> torch.Tensor:
-    """Sum the rows of a block from each bound to the next, in order, in float64."""
-    if block.device.type == "cpu":
-        members = (np.ones(len(block)), np.arange(len(block)), bounds)
-        return torch.from_numpy(sparse.csr_matrix(members, (len(bounds) - 1, len(block))) @ block.numpy())
-    lengths = torch.from_numpy(np.diff(bounds)).to(block.device)
-    return torch.segment_reduce(block.double(), "sum", lengths=lengths, axis=0)
-
-
 def normalized(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
-    """Return the centroids of summed members, unit float32 rows of shape (k, n); the E step of the paper's Alg. 2.
+    """Return the centroids of summed members, unit float32 rows of shape (k, n); the E step of Alg. 2.
 
     Members that cancel out leave no direction; their cluster takes the first member's, which is as good as any.
     """
@@ -398,8 +386,8 @@ def fill_empty(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, best
     """Give every empty cluster a member, in place; no row's score falls and every cluster stays a nearest centroid.
 
     An empty cluster's centroid becomes the worst-fitting row of a cluster of two or more, and every row that is
-    nearer to it than to its own centroid joins. That may empty another cluster, so it repeats. Each repeat raises the
-    total score, or splits duplicates and empties nothing, so it ends.
+    nearer to it joins. That may empty another cluster, so it repeats. Each repeat raises the total score, or splits
+    duplicates and empties nothing, so it ends.
     """
     k = len(centroids)
     sizes = np.bincount(assignment, minlength=k)

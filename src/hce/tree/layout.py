@@ -40,14 +40,12 @@ class Cells(NamedTuple):
     """The parts of the plane that belong to sites.
 
     Attributes:
-        vertices: corners, of shape (V, 2).
-        polygons: for each site the corners of its cell, in order.
         neighbors: for each site, the points across each border of its cell, of shape (S, most borders, 2); the site
             itself is repeated where there are fewer.
     """
 
-    vertices: np.ndarray
-    polygons: list[np.ndarray]
+    vertices: np.ndarray  # corners, of shape (V, 2)
+    polygons: list[np.ndarray]  # for each site the corners of its cell, in order
     neighbors: np.ndarray
 
 
@@ -194,19 +192,12 @@ def _sea(sites: np.ndarray) -> np.ndarray:
 
 
 class _Borders(NamedTuple):
-    """The borders of each site's cell as seen from the site.
+    """The borders of each site's cell as seen from the site."""
 
-    Attributes:
-        sites: of shape (S, 2).
-        toward: from a site to the points across its borders, of shape (S, borders, 2).
-        half: half of the squared lengths of these, of shape (S, borders).
-        nearest: the distance of each site from the nearest of those points, of shape (S,).
-    """
-
-    sites: np.ndarray
-    toward: np.ndarray
-    half: np.ndarray
-    nearest: np.ndarray
+    sites: np.ndarray  # of shape (S, 2)
+    toward: np.ndarray  # from a site to the points across its borders, of shape (S, borders, 2)
+    half: np.ndarray  # half of the squared lengths of these, of shape (S, borders)
+    nearest: np.ndarray  # the distance of each site from the nearest of those points, of shape (S,)
 
     @classmethod
     def of(cls, sites: np.ndarray, neighbors: np.ndarray) -> _Borders:

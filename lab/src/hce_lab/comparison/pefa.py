@@ -27,8 +27,7 @@ from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored
 from hce.search.exact import nearest, score_blocks
-from hce.training.heldout import labeled_devset
-from hce.training.pairs import LabeledPairs
+from hce.training.pairs import LabeledPairs, labeled_devset
 from hce_lab.comparison.task import Built, Task, best_hits
 
 LAMBDAS = (0.1, 0.3, 0.5, 0.7, 0.9)

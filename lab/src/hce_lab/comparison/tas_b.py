@@ -17,8 +17,7 @@ import numpy as np
 
 from hce.encoding.encoder import Encoder
 from hce.training.co_training import co_train
-from hce.training.heldout import labeled_devset
-from hce.training.pairs import Batch, LabeledPairs, Sources, batch_count, in_batches
+from hce.training.pairs import Batch, LabeledPairs, Sources, batch_count, in_batches, labeled_devset
 from hce.tree.kmeans import spherical_kmeans
 from hce_lab.comparison.task import Built, Task, trained_system
 

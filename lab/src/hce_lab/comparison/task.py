@@ -21,7 +21,7 @@ from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher
 from hce.evaluation.runs import Scored
 from hce.training.co_training import TrainResult
-from hce.training.heldout import DevSet
+from hce.training.pairs import DevSet
 from hce.training.recipe import Recipe
 from hce.training.train import start_encoder
 from hce_lab.generation.generator import BUNDLED
