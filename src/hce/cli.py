@@ -22,8 +22,7 @@ from hce.commands.common import err, harmless, out
 from hce.commands.evaluate import evaluate
 from hce.commands.export import export, push, tree
 from hce.commands.index import add, check, index, rebuild, reindex, remove
-from hce.commands.search import search, status
-from hce.commands.serve import mcp, serve
+from hce.commands.search import mcp, search, serve, status
 from hce.commands.train import demo, report, train
 from hce.data.text import is_unicode
 from hce.errors import HceError, InputError, MissingPackageError, system_reason
@@ -79,7 +78,10 @@ def main() -> None:
     """Run the command line; report what can be mended in one line."""
     _prepare_streams()
     try:
-        _refuse_broken_arguments(sys.argv[1:])
+        for number, argument in enumerate(sys.argv[1:], start=1):
+            if not is_unicode(argument):
+                shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+                raise InputError(f"argument {number}, {shown!r}, is not UTF-8; convert the text or rename the file")
         try:
             with bars_shown(os.environ.get("RANK", "0") == "0"):  # of processes that work together, by the first
                 app(prog_name="hce")
@@ -112,13 +114,6 @@ class _Harmless(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
-
-
-def _refuse_broken_arguments(arguments: list[str]) -> None:
-    for number, argument in enumerate(arguments, start=1):
-        if not is_unicode(argument):
-            shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
-            raise InputError(f"argument {number}, {shown!r}, is not UTF-8; convert the text or rename the file")
 
 
 def _what_the_system_refused(error: Exception) -> str | None:

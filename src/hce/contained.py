@@ -26,8 +26,8 @@ from hce.errors import FormatError, HceError, OutsideError
 
 logger = logging.getLogger(__name__)
 
-MOST_TEXT = 128 << 20  # bytes of JSON or text that is read as a whole
-TEXTS = (".json", ".txt", ".jinja", ".model")  # files of a model that libraries read as a whole
+MOST_TEXT = 128 << 20  # bytes of JSON or text that is read at once
+TEXTS = (".json", ".txt", ".jinja", ".model")  # files of a model that libraries read at once
 CHECKSUMS = "checksums.json"
 
 NOT_SETTINGS = ("tokenizer.json", "vocab.json", "words.json", CHECKSUMS, "hce.json", "labels.json")  # of a model

@@ -385,7 +385,7 @@ def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] 
             found = file_checksum(folder / name, advance) if name in files else None
         if name not in files:
             damaged.append(f"{name} is missing, or is no regular file in this folder")
-        elif found != checksum:
+        elif found is None or found != checksum:
             damaged.append(f"{name} is not as it was written")
     return damaged
 

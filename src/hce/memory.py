@@ -117,7 +117,7 @@ def shown_size(size: int) -> str:
 
 
 def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
-    """Write rows in small pieces, for a mapped file of which scattered rows are read.
+    """Write rows in small pieces, so that scattered rows can be read from a mapped file.
 
     Linux caches what is written at once as one piece of up to 2 MB. Reading a row may map its entire piece, and all of
     that counts as memory of the process.

@@ -272,7 +272,8 @@ def together(how_to_go_on: str) -> Iterator[torch.device]:
         others.tell(str(error) or "it was interrupted")
         raise
     except Exception as error:
-        if not _is_loss(error):
+        # gloo's errors of lost connections have no class of their own
+        if not (isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))):
             others.tell(f"{one_line(error)} (a bug in hce)")
             raise
         said = others.reason() or f"{_lost(error)}; {how_to_go_on}"
@@ -298,11 +299,6 @@ def _code() -> dict[str, str]:
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
     versions = {"hce": __version__, "torch": torch.__version__.partition("+")[0], "numpy": np.__version__}
     return {**{f"version of {name}": value for name, value in versions.items()}, "code of hce": digest.hexdigest()[:12]}
-
-
-def _is_loss(error: Exception) -> bool:
-    """Return whether an error is a lost connection to other processes; gloo's have no class of their own."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def _lost(error: Exception) -> str:

@@ -131,7 +131,7 @@ def evaluate(
     if bool(model) == bool(run_file):
         raise InputError("give either --model, or --run-file with a run to measure")
     reading = _reading(fields, model, against)
-    against_run = Path(against) if against and Path(against).is_file() else None
+    against_run = bool(against) and Path(str(against)).is_file()
     find_split(dataset, split)  # before what takes seconds to import
 
     from hce.evaluation.evaluate import parse_measure
@@ -143,12 +143,17 @@ def evaluate(
     judged = _read(dataset, split, reading, searches=bool(model or (against and not against_run)))
     task = Task(*judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode | None", mode))
     # All are opened before the work: a wrong one is reported at once.
-    sources = [_open(model, run_file), *([_open(None if against_run else against, against_run)] if against else [])]
+    sources = [_open(str(model or run_file), is_run=model is None)]
+    sources += [_open(against, is_run=against_run)] if against else []
     systems = [
         _measured(task, *source, None if place else reranking, is_compared=len(sources) > 1)
         for place, source in enumerate(sources)
     ]
-    _note_zeros(systems)
+    if judged_zero := systems[0].report.without_positives:
+        note(f"{len(judged_zero):,} judged queries have no relevant document ({judged_zero[0]!r} …) and count 0")
+    for system in systems:
+        if lost := system.report.without_hits:
+            note(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and count 0")
     paired = _paired(systems, seed)
     _write(systems[0], run, per_query)
     if as_json:
@@ -210,15 +215,15 @@ def _read(
     return qrels, queries, corpus
 
 
-def _open(model: str | None, run_file: Path | None) -> tuple[str, Run | Encoder | Index]:
+def _open(spec: str, *, is_run: bool) -> tuple[str, Run | Encoder | Index]:
     from hce.encoding.encoder import Encoder
     from hce.evaluation.runs import read_run
     from hce.index.index import Index
     from hce.index.manifest import is_index
 
-    if model is None:
-        return str(run_file), read_run(str(run_file))
-    return model, Index.open(model) if is_index(model) else Encoder.load(model)
+    if is_run:
+        return spec, read_run(spec)
+    return spec, Index.open(spec) if is_index(spec) else Encoder.load(spec)
 
 
 def _measured(
@@ -269,14 +274,6 @@ def _check_index(index: Index, corpus: Corpus) -> None:
     if lacking:
         first = next(iter(lacking))
         note(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are not there ({first!r} …)")
-
-
-def _note_zeros(systems: list[Measured]) -> None:
-    if judged := systems[0].report.without_positives:
-        note(f"{len(judged):,} judged queries have no relevant document ({judged[0]!r} …) and count 0")
-    for system in systems:
-        if lost := system.report.without_hits:
-            note(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and count 0")
 
 
 def _paired(systems: list[Measured], seed: int) -> dict[str, Paired]:

@@ -73,7 +73,7 @@ MANY = 10_000  # documents that take long enough to show how far they are
 
 FORMAT = 1  # of a collection
 FACTS = 1  # the number of the row of the log that says what the collection is made of
-ENTRY_BITS = 20  # a change of the store may have so many parts in the log
+ENTRY_BITS = 20  # a change of the store may have 2**20 parts in the log
 REMOVED_AT_ONCE = 3000  # numbers in one part, which is no longer than a row may be
 FILE_PIECE = 45_000  # bytes of a file in one row, a third longer as text
 
@@ -312,7 +312,7 @@ def pieces_of(text: str) -> list[str]:
 
 
 def log_rows(moment: Moment, removed: list[int]) -> Iterator[MilvusRow]:
-    """Write an entry of the log as rows, the last of which makes it count: a moment, and what was removed before it."""
+    """Write an entry of the log, a moment and what was removed before it, as rows; the last one makes it count."""
     blocks = [removed[i : i + REMOVED_AT_ONCE] for i in range(0, len(removed), REMOVED_AT_ONCE)] or [[]]
     for part, some in enumerate(blocks, start=1):
         content = {"moment": moment._asdict() if part == len(blocks) else None, "removed": some}

@@ -17,7 +17,7 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
@@ -56,43 +56,30 @@ ATTEMPTS = 20  # at a search, where documents are removed meanwhile
 # ------------------------------------------------------------------------------------------------- what a mirror wrote
 
 
-class Facts(NamedTuple):
-    """The manifest of the index in a collection, and the files of its encoder: see `hce.milvus.mirror.file_rows`."""
-
-    manifest: Manifest
-    files: dict[str, list[Any]]
-
-    @classmethod
-    def read(cls, collection: Collection) -> Facts:
-        """Read what a collection is made of; FormatError if it is not of hce, damaged, or of a newer version."""
-        address, content = collection.server.address, read_content(collection)
-        if not content:
-            raise FormatError(f"{address}: the collection is not of hce, or damaged")
-        if not isinstance(content.get("format"), int) or content["format"] > FORMAT:
-            raise FormatError(f"{address}: the collection was written by a newer version of hce; upgrade to read it")
-        try:
-            return cls(checked_fields(Manifest, content["manifest"]), dict(content["files"]))
-        except (FormatError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{address}: the collection is damaged ({error})") from error
+def read_facts(collection: Collection) -> tuple[Manifest, dict[str, list[Any]]]:
+    """Read the manifest of the index in a collection, and the files of its encoder: see `file_rows` of the mirror."""
+    address, content = collection.server.address, read_content(collection)
+    if not content:
+        raise FormatError(f"{address}: the collection is not of hce, or damaged")
+    if not isinstance(content.get("format"), int) or content["format"] > FORMAT:
+        raise FormatError(f"{address}: the collection was written by a newer version of hce; upgrade to read it")
+    try:
+        return checked_fields(Manifest, content["manifest"]), dict(content["files"])
+    except (FormatError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{address}: the collection is damaged ({error})") from error
 
 
-class LogEntry(NamedTuple):
-    """A moment in the log of a collection, and what was removed since the entry before."""
-
-    moment: Moment
-    removed: list[int]
-
-
-def read_log(collection: Collection, after: int) -> list[LogEntry]:
-    """Read the entries of changes after `after`; −1 for all of them."""
-    entries, removed = [], []
+def read_log(collection: Collection, after: int) -> tuple[Moment | None, set[int]]:
+    """Return the last moment in the log, None if not later than the change `after`, and what was removed since."""
+    moment: Moment | None = None
+    removed: set[int] = set()
+    unsure: list[int] = []  # until the last part of its entry is there
     for row in collection.rows_after(LOG, (after + 2 << ENTRY_BITS) - 1):
         content = json.loads(row.content)
-        removed += content["removed"]
+        unsure += content["removed"]
         if content["moment"] is not None:
-            entries.append(LogEntry(Moment(**content["moment"]), removed))
-            removed = []
-    return entries
+            moment, removed, unsure = Moment(**content["moment"]), removed.union(unsure), []
+    return moment, removed
 
 
 def read_documents(collection: Collection, first: int, last: int) -> dict[int, Document]:
@@ -190,16 +177,15 @@ class ReplicaStore(Store):
     def open(cls, server: Milvus, folder: Path, has: str | None) -> ReplicaStore:
         """Fetch all there is into an empty folder; InputError if another encoder than the one here made it."""
         collection = _current(server)
-        facts = Facts.read(collection)
-        dim = facts.manifest.dim
-        if has is not None and facts.manifest.fingerprint != has:
+        manifest, files = read_facts(collection)
+        if has is not None and manifest.fingerprint != has:
             raise InputError(
-                f"{server.address} holds vectors of the encoder {facts.manifest.encoder} "
-                f"({facts.manifest.fingerprint[:12]}), not of the one given ({has[:12]}); open it without one"
+                f"{server.address} holds vectors of the encoder {manifest.encoder} ({manifest.fingerprint[:12]}), "
+                f"not of the one given ({has[:12]}); open it without one"
             )
-        Store.create(folder, dim).close()
-        store = cls(folder, dim, server, has)
-        store._fill(collection, facts)
+        Store.create(folder, manifest.dim).close()
+        store = cls(folder, manifest.dim, server, has)
+        store._fill(collection, manifest, files)
         return store
 
     @contextmanager
@@ -219,13 +205,14 @@ class ReplicaStore(Store):
                 return
             current = _current(self.server)
             if current.name != self.collection.name:
-                self._fill(current, Facts.read(current))
+                self._fill(current, *read_facts(current))
             else:
                 self.collection.since = current.since
                 known = self.known()
-                if entries := read_log(self.collection, known.change):
+                moment, removed = read_log(self.collection, known.change)
+                if moment is not None:
                     with self.writing() as writer:
-                        self._copy(writer, known.last, entries)
+                        self._copy(writer, known.last, moment, removed)
             self._looked = time.monotonic()
 
     def known(self) -> Moment:
@@ -233,20 +220,22 @@ class ReplicaStore(Store):
         with super().reading() as reader:
             return reader.moment()
 
-    def _fill(self, collection: Collection, facts: Facts) -> None:
+    def _fill(self, collection: Collection, facts: Manifest, files: dict[str, list[Any]]) -> None:
         """Fetch encoder and documents of a collection, and drop any that are here."""
         self._fills += 1
-        collection.dim = facts.manifest.dim
+        collection.dim = facts.dim
         folder = f"encoder-{self._fills}"
-        if facts.manifest.fingerprint != self.has:
-            fetch_files(collection, facts.files, self.path.parent / folder)
-        entries = read_log(collection, -1)
+        if facts.fingerprint != self.has:
+            fetch_files(collection, files, self.path.parent / folder)
+        moment, removed = read_log(collection, -1)
+        if moment is None:
+            raise FormatError(f"{self.server.address}: the collection is damaged (its log is empty)")
         manifest = replace(
-            facts.manifest,
+            facts,
             encoder_folder=folder,
             encoder_files={},
             engine_at=str(self.server.address),
-            since=entries[-1].moment.change,
+            since=moment.change,
             hierarchy=None,
             base_encoder=None,
             beside=None,
@@ -255,14 +244,14 @@ class ReplicaStore(Store):
         with self.writing() as writer:
             writer.start_over(collection.dim)
             self.collection = collection
-            self._copy(writer, 0, entries)
+            self._copy(writer, 0, moment, removed)
             manifest.write(self.path.parent)  # who reads an earlier moment sees that it is not of this manifest
         self._looked = time.monotonic()
 
-    def _copy(self, writer: Writer, after: int, entries: list[LogEntry]) -> None:
+    def _copy(self, writer: Writer, after: int, moment: Moment, removed: set[int]) -> None:
         """Remove what the log says, then copy the documents above `after`."""
-        removed, last = {number for entry in entries for number in entry.removed}, entries[-1].moment.last
-        writer.go_to(entries[-1].moment, removed)
+        writer.go_to(moment, removed)
+        last = moment.last
         with progress_bar("reading from Milvus", last - after, "documents", show=last - after >= MANY) as advance:
             for start in range(after + 1, last + 1, MOST_ROWS):
                 stop = min(start + MOST_ROWS - 1, last)
