@@ -73,7 +73,7 @@ class WordSearcher:
 
 
 def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Run and print the demo: progress goes to `err`, model and index to `folder`; return the facts for JSON."""
+    """Run the demo; write model and index to `folder`; return the facts for JSON."""
     start = time.perf_counter()
     names = chain([folder.name], (f"{folder.name}-{number}" for number in count(2)))  # earlier demos stay
     folder = next(free for name in names if not (free := folder.with_name(name)).exists())
@@ -119,7 +119,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
 
 
 def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err: Console) -> dict[str, Searcher]:
-    """Make the systems, in the order of the table; the trained model is written to `folder`."""
+    """Make the systems in the table's order; write the model to `folder`."""
     corpus = dataset.corpus
     untrained = Encoder.load(encoder_spec)
     recipe = Recipe.for_encoder(static=untrained.is_table, documents=len(corpus), seed=seed)
@@ -148,7 +148,7 @@ def _untrained_and_words(corpus: Corpus, encoder: Encoder, vectors: np.ndarray |
 
 
 def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
-    """Show the top of the tree, and what a few questions find before and after training."""
+    """Show the tree, and what questions find before and after training."""
     out.print("\nThe index has the full docstrings. Their tree, as the trained encoder sees it:\n")
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
@@ -181,7 +181,7 @@ def _come_and_go(out: Console, index: Index) -> None:
 
 
 def python_docstrings(library: Path | None = None) -> Dataset:
-    """Make documents, queries and judgments of the docstrings below `library`, by default the standard library.
+    """Make a dataset of the docstrings of the standard library, or of `library`.
 
     A document's id is the dotted name of what it documents. It has no title: queries often repeat the name.
     """

@@ -52,7 +52,7 @@ class Searcher(Protocol):
     """Anything that ranks documents for queries, an `Index` too."""
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Any]]:
-        """Find the k best documents of each query, best first; each hit has an `id` and a `score`."""
+        """Find the k best documents of each query, as hits with `id` and `score`."""
         ...
 
 
@@ -102,7 +102,7 @@ class Report:
         return "  ".join(f"{name} {value:.4f}" for name, value in self.means.items())
 
     def write_values(self, path: Path) -> None:
-        """Write the values of each query, as a table with tabs between (.tsv) or as an object a line (.jsonl)."""
+        """Write the values of each query, as .tsv or .jsonl."""
         names = list(self.per_query)
         with open_atomically(path) as file:
             if path.suffix == ".tsv":
@@ -161,7 +161,7 @@ def evaluate(
 def rank(
     searcher: Searcher, queries: Mapping[str, Query], qrels: Qrels, depth: int = CUTOFF, *, drop_self: bool = True
 ) -> dict[str, list[Scored]]:
-    """Search for every judged query; at most `depth` hits each, in the searcher's own order."""
+    """Search for every judged query, and keep the first `depth` hits of each."""
     unknown = [query_id for query_id in qrels if query_id not in queries]
     if unknown:
         raise InputError(
@@ -248,7 +248,7 @@ def parse_measure(name: str) -> Measure:
 
 
 def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict[Measure, dict[str, float]]:
-    """Compute the value of each measure for each judged query, in the order of the judgments.
+    """Compute each measure for each judged query, in the judgments' order.
 
     A query without hits or without relevant documents counts 0. A document without a judgment is not relevant.
     BEIR's R_cap@k divides by k instead of all relevant documents where these are more, so that 1 can be reached.

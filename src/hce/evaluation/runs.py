@@ -49,7 +49,7 @@ def read_run(path: str | Path) -> dict[str, list[Scored]]:
 
 
 def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
-    """Write a run atomically, compressed if the name ends in .gz; a query without hits has no line.
+    """Write a run atomically, compressed if the name ends in .gz.
 
     The rankings keep their order: scores that do not fall are lowered by the least that makes them fall.
     """

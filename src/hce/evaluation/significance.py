@@ -43,7 +43,7 @@ class Paired(NamedTuple):
 
 
 def compare_paired(a: Scores, b: Scores, seed: int = 0) -> Paired:
-    """Compare what two systems scored on the same queries; the same seed gives the same answer.
+    """Compare what two systems scored on the same queries.
 
     >>> paired = compare_paired({"q1": 1.0, "q2": 0.5, "q3": 0.5}, {"q1": 0.5, "q2": 0.5, "q3": 0.0})
     >>> paired.p, paired.better, paired.worse, paired.equal  # two queries differ: 2 of 4 signs are as far from 0
@@ -74,7 +74,7 @@ def compare_several(pairs: Mapping[Key, tuple[Scores, Scores]], seed: int = 0) -
 
 
 def randomization_test(differences: np.ndarray, seed: int = 0, draws: int = DRAWS) -> float:
-    """Return the two-sided p of differences of shape (queries,): exact where few differ, else from random signs.
+    """Return the two-sided p: exact where few differ, else from random signs.
 
     The observed signs count as one of the draws, (x + 1) / (draws + 1), so that p is never 0 and the test never
     rejects more often than it says (Phipson and Smyth, 2010).
@@ -97,7 +97,7 @@ def randomization_test(differences: np.ndarray, seed: int = 0, draws: int = DRAW
 
 
 def bootstrap_interval(differences: np.ndarray, seed: int = 0, draws: int = DRAWS) -> tuple[float, float]:
-    """Return the percentile bootstrap's 95 % interval of the mean: queries are drawn with replacement."""
+    """Return the percentile bootstrap's 95 % interval of the mean over queries."""
     if len(differences) < 2:  # one query is always drawn again, and scipy refuses to draw it
         return float(differences[0]), float(differences[0])
     drawn = stats.bootstrap(
@@ -117,7 +117,7 @@ def _rows_at_once(width: int) -> int:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Adjust p-values for several comparisons by Holm's correction; they stay in the order given.
+    """Adjust p-values by Holm's correction, in the order given.
 
     The chance that any true null hypothesis is rejected at α is then at most α, even for dependent comparisons.
 

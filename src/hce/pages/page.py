@@ -89,7 +89,7 @@ class Panel(NamedTuple):
 
 
 def line_panels(epochs: Sequence[int], panels: Iterable[Panel]) -> str:
-    """Draw panels with lines side by side, under one legend in which a name stands once; empty ones are left out."""
+    """Draw the panels that are not empty side by side, under one legend."""
     drawn = [panel for panel in panels if _known(panel)]
     names = list(dict.fromkeys(name for panel in drawn if len(panel.lines) > 1 for name in panel.lines))
     colors = {name: f"var(--series-{number % SERIES})" for number, name in enumerate(names)}
@@ -174,7 +174,7 @@ def svg(parts: Iterable[str], about: str) -> str:
 
 
 def difference_bars(differences: Iterable[tuple[float, str]], axis: str) -> str:
-    """Draw a bar for each query, its difference and its text, the largest gain first; a sentence where none differs."""
+    """Draw a bar for each query's difference, the largest gain first."""
     ordered = sorted(differences, reverse=True)
     gains, losses = (sum(sign * value > 0 for value, _ in ordered) for sign in (1, -1))
     if not gains and not losses:
@@ -202,7 +202,7 @@ def _named_bars(ordered: Sequence[tuple[float, str]], most: float) -> str:
 
 
 def _outlines(ordered: Sequence[tuple[float, str]], most: float) -> str:
-    """Draw the gains as one shape, and the losses as another, by at most NAMED_BARS steps."""
+    """Draw gains and losses as one shape each, of at most NAMED_BARS steps."""
     every = -(-len(ordered) // NAMED_BARS)
     shapes = []
     for kind, sign in (("gain", 1), ("loss", -1)):
@@ -223,7 +223,7 @@ class Branch(NamedTuple):
 
 
 def tree_list(branches: Sequence[Branch]) -> str:
-    """Draw the branches of a tree as bars, and what is below each as parts of its bar."""
+    """Draw each branch of a tree as a bar, and its children as parts of it."""
     most = max((branch.size for branch in branches), default=1) or 1
     rows = []
     for branch in branches:

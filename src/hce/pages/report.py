@@ -63,7 +63,7 @@ def report(model: ModelFolder) -> str:
 
 
 def command(model: ModelFolder) -> str:
-    """Return the command that trains this model again, next to it, with every setting that is no default."""
+    """Return the command that trains this model again, next to it."""
     facts = model.facts
     defaults = Recipe.for_encoder(static=facts.static, train=facts.recipe.get("train", "encoder")).as_dict()
     defaults["train"] = "both" if facts.static else "companion"
@@ -88,7 +88,7 @@ def command(model: ModelFolder) -> str:
 
 
 def training_panels(history: Sequence[Epoch]) -> list[Panel]:
-    """Return dev measure by kind, loss and accuracy by level, and churn, over the epochs."""
+    """Return dev measure, loss, accuracy and churn over the epochs."""
 
     def series(name: str) -> dict[str, list[float | None]]:
         keys = dict.fromkeys(key for epoch in history for key in getattr(epoch, name))
@@ -107,7 +107,7 @@ def training_panels(history: Sequence[Epoch]) -> list[Panel]:
 
 
 def branches(tree: Hierarchy) -> list[Branch]:
-    """Return the tree's first levels, the largest nodes first, with a node's small children as one branch."""
+    """Return the first levels, largest nodes first; small nodes are one branch."""
     counts = tree.document_counts()
 
     def below(level: int, node: int) -> list[Branch]:
@@ -151,7 +151,7 @@ def _measured(name: str, before: float, after: float) -> list[str]:
 
 
 def _search(calibration: Calibration) -> Iterator[str]:
-    """Yield what a search with this model reaches, part by part, and how much each part counts."""
+    """Yield what a search reaches by each part, and how much the part counts."""
     yield f"<h2>The search that users get</h2><p>{escape(calibration.summary())}.</p>"
     if calibration.ndcg:
         yield html_table(["nDCG@10 by", ""], ([name, f"{value:.4f}"] for name, value in calibration.ndcg.items()))
@@ -161,7 +161,7 @@ def _search(calibration: Calibration) -> Iterator[str]:
 
 
 def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
-    """Yield tables of the queries that gained most and that lost most, and a picture of all."""
+    """Yield the queries that gained or lost most, and a picture of all."""
     rows = [(query.after - query.before, _short(query.query), query) for query in queries]
     ordered = sorted(rows, key=lambda row: -row[0])
     for title, some in (

@@ -69,7 +69,7 @@ class _Skills:
             yield from map(self._reader.documents(some).__getitem__, some)
 
     def _children(self, page: _Page) -> Iterator[_Page]:
-        """Yield the children that have documents, largest first; their folders sort in this order."""
+        """Yield the children with documents, largest first, as their folders sort."""
         children = self._places.children(page.level, page.node).tolist()
         digits = len(str(len(children)))
         for place, child in enumerate(children, start=1):
@@ -108,13 +108,13 @@ class _Skills:
 
 
 def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
-    """Write the first levels of an index's tree into a new folder, complete or not at all; return how many files."""
+    """Write the first levels of a tree into a new folder; return how many files."""
     with new_folder(folder) as new, index.state.reading() as reader:
         return _Skills(index, reader, levels).write(_Page(0, 0, index.path.absolute().name, new))
 
 
 def typical_sentence(text: str, words: Iterable[str]) -> str:
-    """Return the sentence with most of the words, the first of equals; the beginning of a text without sentences.
+    """Return the first sentence with most of the words, cut if it is long.
 
     >>> typical_sentence("A first one. Wings flutter in flight! The end.", ["wings", "flutter"])
     'Wings flutter in flight!'
@@ -131,5 +131,5 @@ def _safe(words: Iterable[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Put a text on one line that Markdown shows unchanged: it opens no heading, link, tag or code."""
+    """Put a text on one line that Markdown and HTML show unchanged."""
     return MARKS.sub(r"\\\1", " ".join(CONTROL.sub(" ", text).split()))

@@ -92,11 +92,11 @@ class ServedIndex:
             each.stop()
 
     def sentence(self, error: Exception) -> str:
-        """Return an error's sentence without the index's folder, which a network client need not know."""
+        """Return an error's sentence without the index's folder."""
         return str(error).removeprefix(f"{self.index.path}: ").replace(f"{self.index.path.absolute()}{os.sep}", "")
 
     def shown(self, text: str) -> str:
-        """Return a text with the last name of each path only, so that it shows no folders of this machine."""
+        """Return a text with the last name of each path only, without its folders."""
         specs = (self.index.path.absolute(), Path(self.index.state.manifest.base_encoder or ""))
         known = [str(spec.parent) for spec in specs if spec.is_absolute()]
         for folder in sorted(known, key=len, reverse=True):  # these may have blanks in them
@@ -127,7 +127,7 @@ class Json(JSONResponse):
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Do as `dataclasses.asdict` does, without its copies, which took longer than a search."""
+    """Return fields without `asdict`'s copies, which took longer than a search."""
     if not is_dataclass(value):
         raise TypeError(f"an answer cannot hold a {type(value).__name__}")
     return {name: getattr(value, name) for name in value.__slots__} if hasattr(value, "__slots__") else vars(value)
@@ -410,7 +410,7 @@ async def remove_document(site: Served, doc_id: str) -> Json:
 
 
 async def _write(site: ServedIndex, refused: int, write: Callable[..., int], argument: Any) -> int:
-    """Write and return the count; what the index refuses is answered with the status `refused`."""
+    """Write and return the count; answer `refused` where the index refuses."""
     try:
         return await site.writes.run(write, argument)
     except WriterBusyError:

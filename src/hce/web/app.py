@@ -164,7 +164,7 @@ def _add_mcp(app: FastAPI, site: ServedIndex) -> AbstractAsyncContextManager[Non
 
 
 def _add_page(app: FastAPI) -> None:
-    """Serve the page's own files, and plotly from its package; nothing comes from the network."""
+    """Serve the page's own files, and plotly from its package."""
     mimetypes.add_type("text/javascript", ".js")  # a Windows registry may say text/plain, which no browser runs
     files = StaticFiles(packages=[("hce.web", "static")])
 
@@ -198,7 +198,7 @@ def _small_plotly() -> bytes:
 
 
 def _answer_of(site: ServedIndex, error: Exception) -> Json:
-    """Return an error's status and one sentence, which does not show how the program is made."""
+    """Return an error's status and one sentence, without the program's details."""
     headers: dict[str, str] = {}
     if isinstance(error, HTTPException):
         status, sentence, headers = error.status_code, str(error.detail), dict(error.headers or {})

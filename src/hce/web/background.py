@@ -182,7 +182,7 @@ class DriftWatch:
         self._thread: Thread | None = None
 
     def now(self, pause: float = 0.0) -> DriftState:
-        """Return the last verdict; measure again in the background where documents were written since.
+        """Return the last verdict; measure again if documents were written since.
 
         `pause` is the least number of seconds between two measurements.
         """

@@ -75,7 +75,7 @@ class Client:
     def search(
         self, text: str, k: int = 10, where: Sequence[str] = (), mode: str = "hybrid", *, unique: bool = False
     ) -> Answer:
-        """Find the k best documents for a text, best first; the arguments are those of `hce search`."""
+        """Find the k best documents for a text, as `hce search` does."""
         asked = {"q": text, "k": k, "mode": mode, "where": where, "unique": str(unique).lower()}
         with closing(self._connection):
             answer = self._get(f"/api/search?{urlencode(asked, doseq=True)}")

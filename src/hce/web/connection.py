@@ -1,9 +1,8 @@
 """One connection: how long a request may take to come, an answer to be taken, and how many one address may have.
 
 uvicorn's own limits do not do this: `limit_concurrency` also counts connections that say nothing, and
-`timeout_keep_alive` begins after the first answer. With these, 600 silent connections got everyone else a 503 for as
-long as they stayed, and 60 clients that took nothing of a 5 MB answer stayed as long as they liked (docs/LOG.md, "A
-server that a stranger keeps busy").
+`timeout_keep_alive` begins after the first answer. With these, 600 silent connections locked everyone else out, and 60
+clients that took nothing of a 5 MB answer were never dropped (docs/LOG.md, "A server that a stranger keeps busy").
 
 Here, a newcomer without room replaces the connection that has waited longest for a request, of the same address if
 that has too many. A request under way is never given up for that; where there is nothing else, the answer is 503.
@@ -65,7 +64,7 @@ class HttpConnection(H11Protocol):
         return None if is_busy else self._waits_since
 
     def look(self) -> None:
-        """End the connection if the other side takes too long; the server calls this every second."""
+        """End the connection if the other side takes too long; called every second."""
         now, unsent, since = self.loop.time(), self.transport.get_write_buffer_size(), self.waiting_since
         if not unsent:
             self._unsent = 0
@@ -84,7 +83,7 @@ class HttpConnection(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP; uvicorn calls this while it handles the error that says why."""
+        """Refuse what is not HTTP; uvicorn calls this while it handles the error."""
         if getattr(sys.exc_info()[1], "error_status_hint", 400) == 431:
             self._refuse(Refusal(431, f"the head of a request can hold {HEAD_BYTES // 1024} KB at most"))
         else:

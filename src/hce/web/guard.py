@@ -64,7 +64,7 @@ class Rules:
 
 
 def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str] = ()) -> Rules:
-    """Return the rules of a server that listens at `host`, and may have further names behind a proxy.
+    """Return the rules of a server at `host`, which a proxy may call by `names`.
 
     Where others can connect, writing needs a token: the given one, or else a random one.
     """
@@ -187,7 +187,7 @@ class Guard:
             await self._answer(scope, body, receive, send)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Let the application answer until the deadline or the client leaves; a write under way is completed."""
+        """Let the application answer in time; complete a write under way."""
         reads = is_reading(scope["method"], scope["path"])
         seconds = READ_SECONDS if reads else WRITE_SECONDS
         deadline, answer = Deadline(seconds), _Answer(self, scope, receive, send)

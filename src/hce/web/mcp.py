@@ -183,7 +183,7 @@ class Tools:
 
 
 def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None]]:
-    """Return what answers agents at /mcp behind the guard, and the context in which it does."""
+    """Return what answers agents at /mcp, and the context in which it does."""
     server = tools.server()
     open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     application = server.streamable_http_app(
@@ -193,13 +193,13 @@ def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None
 
 
 def _page(ctx: Ctx) -> str:
-    """Return the address of the page that shows a document by its id; none over stdio."""
+    """Return the address of a document's page, without its id; none over stdio."""
     request = ctx.request_context.request
     return str(request.url.replace(path="/", query="", fragment="tree?id=")) if request else ""
 
 
 def _found(documents: Iterable[Document | Hit], page: str) -> list[Found]:
-    """List documents, each with the `url` of its metadata or its address on this server's page."""
+    """List documents, each with its own `url` or its address on this page."""
     found = []
     for each in documents:
         own = each.metadata.get("url")
@@ -216,5 +216,5 @@ def _lines(nodes: Iterable[Node | WayStep]) -> list[NodeLine]:
 
 
 def _unicode(value: Any) -> Any:
-    """Replace halves of surrogate pairs in a JSON value, which no answer can hold, by question marks."""
+    """Replace halves of surrogate pairs, which no answer can hold, by '?'."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))

@@ -92,7 +92,7 @@ class Metered:
 
 
 def add_metrics(app: FastAPI, site: ServedIndex) -> None:
-    """Count the requests of an application, outside all other middleware, and answer at /metrics."""
+    """Count requests, outside all other middleware, and answer at /metrics."""
     metrics = Metrics(site)
     app.add_middleware(Metered, metrics=metrics)
 
