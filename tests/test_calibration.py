@@ -16,8 +16,7 @@ from hce.data.documents import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError
 from hce.index.index import Index
-from hce.search.fusion import by_shares, fuse
-from hce.search.shares import Calibration, Shares
+from hce.search.fusion import Calibration, Shares, by_shares, fuse
 from hce.training.calibration import (
     LADDERS,
     Questions,

@@ -30,7 +30,7 @@ from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored
 from hce.evaluation.significance import compare_several
 from hce.index.index import Index
-from hce.search.shares import FIXED, Calibration
+from hce.search.fusion import FIXED, Calibration
 from hce.search.words import Words
 from hce.training.model_folder import trained_tree
 from hce.training.recipe import Recipe

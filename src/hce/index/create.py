@@ -55,7 +55,7 @@ from hce.processes import (
 )
 from hce.progress import progress_bar
 from hce.search.engine import ELSEWHERE, ENGINES, check_engine, wants_tree
-from hce.search.shares import Calibration
+from hce.search.fusion import Calibration
 from hce.training.calibration import calibrate_unlabeled, usual_shares
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts, keep_facts, trained_tree
 from hce.tree.hierarchy import Hierarchy

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
     from hce.index.create import HierarchyChoice
     from hce.index.drift import Drift
-    from hce.search.shares import Calibration
+    from hce.search.fusion import Calibration
 
 
 class ReindexedError(InputError):

@@ -18,7 +18,7 @@ from hce.contained import check_tree, delete_folder, is_file, names_in
 from hce.errors import FormatError
 from hce.files import checked_fields, delete_leftovers, read_json, sealed, unsealed, write_json
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
-from hce.search.shares import Calibration
+from hce.search.fusion import Calibration
 
 FORMAT = 2  # 1 was that of 0.1.0
 MANIFEST_FILE = "manifest.json"
@@ -44,7 +44,7 @@ class EncoderFacts:
         hierarchy: the folder of the tree, if there is one.
         words_share: how much words count in a hybrid search, from 0 to 1.
         tokens_share: how much tokens count in the order of the first hits, from 0 to below 1.
-        shares: how the shares were chosen, see `hce.search.shares.Calibration`; None if they were given.
+        shares: how the shares were chosen, see `hce.search.fusion.Calibration`; None if they were given.
         fitted_documents: how many documents the encoder's table was fitted to; None if it was not, or was trained.
         familiar: the last number that there was when the index got its encoder; None for the last one at creation.
     """

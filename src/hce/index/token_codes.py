@@ -108,30 +108,25 @@ class TokenCodes:
         ordered = []
         for query, row in zip(queries, hits, strict=True):
             check_deadline()
-            codes = self._codes_of([read_text(hit) for hit in row[:TOKENS_FIRST]], encoder)
+            texts = dict.fromkeys(read_text(hit) for hit in row[:TOKENS_FIRST])
+            codes = self.get(texts)
+            if left := [text for text in texts if text not in codes]:
+                with self.filling(codes) as on_tokens:
+                    encoder.encode(left, "document", on_tokens)
             ordered.append(in_order_of_tokens(known[query], row, codes, tokens_share))
         return ordered
-
-    def _codes_of(self, texts: Sequence[str], encoder: IndexEncoder) -> dict[str, np.ndarray]:
-        """Return the codes of all texts; those that are not kept are made."""
-        found = self.get(dict.fromkeys(texts))
-        left = [text for text in dict.fromkeys(texts) if text not in found]
-        if left:
-            made: dict[str, np.ndarray] = {}
-            encoder.encode(left, "document", lambda text, ids, states: made.update({text: self.space.codes(states)}))
-            self.put(made)
-            found |= made
-        return found
 
     # ------------------------------------------------------------------------------------------------- texts
 
     @contextmanager
-    def filling(self) -> Iterator[OnTokens]:
-        """Yield a callback for tokens, whose codes are kept some texts at a time."""
+    def filling(self, made: dict[str, np.ndarray] | None = None) -> Iterator[OnTokens]:
+        """Yield a callback for tokens. Their codes are kept some texts at a time, and put into `made` if given."""
         found: dict[str, np.ndarray] = {}
 
         def keep(text: str, ids: np.ndarray, states: Tensor) -> None:
             found[text] = self.space.codes(states)
+            if made is not None:
+                made[text] = found[text]
             if len(found) >= TEXTS_AT_ONCE:
                 self.put(found)
                 found.clear()
@@ -156,7 +151,7 @@ class TokenCodes:
         except sqlite3.DatabaseError as error:
             if again or isinstance(error, sqlite3.OperationalError):  # a full disk, another who writes
                 raise
-            logger.warning("%s: %s was damaged, and is begun anew", self.folder, self.file.name)
+            logger.warning("%s: %s was damaged, and is started again", self.folder, self.file.name)
             delete_file(self.file)
             self._insert(rows, again=True)
 
@@ -191,11 +186,7 @@ class TokenCodes:
             delete_file(share)
 
     def keep_only(self, reader: Reader) -> None:
-        """Forget the texts of documents that are gone; searches go on meanwhile.
-
-        Raises:
-            InputError: that cannot be written.
-        """
+        """Forget the texts of documents that are gone; searches go on meanwhile."""
         if not is_file(self.file):
             return
         copy = self.folder / f".{self.file.name}.partial"
@@ -212,7 +203,7 @@ class TokenCodes:
             raise InputError(f"{self.folder}: {error}; check the disk's space, or delete the folder") from error
 
     def _copy(self, connection: sqlite3.Connection, keys: Iterable[int]) -> None:
-        """Copy the codes of some texts from the file before; none if that is damaged."""
+        """Copy the codes of some texts from the present file; none if that is damaged."""
         connection.execute("CREATE TEMP TABLE kept (content INTEGER PRIMARY KEY)")
         connection.executemany("INSERT OR IGNORE INTO kept VALUES (?)", ((key,) for key in keys))
         connection.commit()
@@ -224,7 +215,7 @@ class TokenCodes:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
                 raise  # a full disk, another who writes
-            logger.warning("%s: %s was damaged (%s), and is begun anew", self.folder, self.file.name, error)
+            logger.warning("%s: %s was damaged (%s), and is started again", self.folder, self.file.name, error)
 
     def damage(self) -> str | None:
         """Return what is not as it was written, in one line; None if nothing is."""
@@ -288,18 +279,20 @@ def in_order_of_tokens(
     similarities = query.max_similarities([codes.get(read_text(hit), none) for hit in first])
     scores = np.array([hit.score for hit in first])
     order, added = order_by_tokens(np.array([hit.number for hit in first]), scores, similarities, tokens_share)
-    ordered = zip(order.tolist(), added[order].tolist(), strict=True)
-    changed = [
-        _with_tokens(first[row], gain, tokens_share)._replace(rank=r) for r, (row, gain) in enumerate(ordered, 1)
+    kept = 1 - tokens_share  # so that scores stay at most 1
+    parts = [
+        (first[row]._replace(rank=rank), gain)
+        for rank, (row, gain) in enumerate(zip(order.tolist(), added[order].tolist(), strict=True), 1)
     ]
-    return [*changed, *(_with_tokens(hit, 0.0, tokens_share) for hit in others)]
-
-
-def _with_tokens(hit: Hit, added: float, tokens_share: float) -> Hit:
-    """Return a hit with the tokens' part in its score, which stays below 1."""
-    kept = 1 - tokens_share
-    meaning, words, tokens = kept * hit.from_meaning, kept * hit.from_words, kept * added
-    return hit._replace(score=kept * hit.score + tokens, from_meaning=meaning, from_words=words, from_tokens=tokens)
+    return [
+        hit._replace(
+            score=kept * hit.score + kept * gain,
+            from_meaning=kept * hit.from_meaning,
+            from_words=kept * hit.from_words,
+            from_tokens=kept * gain,
+        )
+        for hit, gain in [*parts, *((hit, 0.0) for hit in others)]
+    ]
 
 
 def _opened(file: Path) -> closing[sqlite3.Connection]:

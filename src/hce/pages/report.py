@@ -10,7 +10,7 @@ from hce.data.records import USUAL, Reading
 from hce.evaluation.significance import compare_several
 from hce.files import checked_fields
 from hce.pages.page import Branch, Panel, definitions, difference_bars, html_page, html_table, line_panels, tree_list
-from hce.search.shares import Calibration
+from hce.search.fusion import Calibration
 from hce.training.model_folder import (
     CorpusFacts,
     DevQuery,

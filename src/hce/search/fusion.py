@@ -1,4 +1,4 @@
-"""Fusion: one ranking of what words and what meaning found.
+"""Fusion: one ranking of what words and what meaning found, and how much each of them counts.
 
 Scores of both kinds are scaled to 0 … 1 over the candidates of a query, weighted by their shares, and added. Cosines
 are scaled from the worst candidate's to the best one's; BM25 from 0, the score of sharing no word, to the best one's.
@@ -6,17 +6,22 @@ The worst is that of the first 200 candidates of each kind, however many are loo
 documents does not get the first ones in another order. That beat reciprocal ranks on seven of eight collections, and
 scoring all documents hardly beat scoring 200 candidates of each kind (docs/LOG.md).
 
-Where the encoder is a transformer, its tokens then reorder the first hits.
+Where the encoder is a transformer, its tokens then reorder the first hits. `hce.training.calibration` chooses the
+shares; models and indexes keep them along with the evidence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from hce.search.words import Words
+from hce.errors import FormatError
+
+if TYPE_CHECKING:
+    from hce.search.words import Words  # with tantivy, which a manifest does not need
 
 CANDIDATE_COUNT = 200  # of each kind, at the least; cosines are scaled by these
 SAME = 2e-6  # scores are rounded to six digits before they are compared
@@ -70,7 +75,7 @@ def search_both(
     Args:
         words: of all documents.
         query: a text.
-        numbers: of the documents that meaning found, of shape (m,).
+        numbers: of the documents that meaning found, best first, of shape (m,).
         cosines: of these documents, of shape (m,).
         cosines_at: from the numbers of other documents to their cosines.
         candidate_count: how many documents to take from words.
@@ -80,56 +85,39 @@ def search_both(
             candidates that could be among the k best.
     """
     by_words = words.search(query, candidate_count, allowed)
-    place, is_new = _places(by_words.numbers, numbers)
+    place = _places(by_words.numbers, numbers)
+    is_new = place < 0
+    place[is_new] = np.arange(len(numbers), len(numbers) + np.count_nonzero(is_new))
     only_words = by_words.numbers[is_new]
-    together = np.concatenate([numbers, only_words])
-    cosines = np.concatenate([cosines, cosines_at(only_words)])
+    together, cosines = np.concatenate([numbers, only_words]), np.concatenate([cosines, cosines_at(only_words)])
     bm25, word_passages = np.zeros(len(together)), np.zeros(len(together), np.int64)
-    place[is_new] = np.arange(len(numbers), len(together))
     bm25[place], word_passages[place] = by_words.scores, by_words.passage_numbers
     first = np.concatenate([np.arange(min(len(numbers), CANDIDATE_COUNT)), place[:CANDIDATE_COUNT]])
     low = float(cosines[first].min(initial=1.0))
     if len(by_words.numbers) == candidate_count:  # else these are all that share a word
         unknown = np.ones(len(together), bool)
         unknown[place] = False
-        ceiling = float(by_words.scores[-1])  # whatever words did not find has no more
-        from_meaning, from_words = _scaled_scores(cosines, bm25, words_share, low)
-        most = words_share * ceiling / bm25.max()  # which is not 0: the ceiling is a score
-        rows = _in_question(from_meaning, from_words, unknown, most, k)
+        if k is not None and k < len(together):
+            # Whatever words did not find has no more than the last one that they did: could that make it k-best?
+            most = words_share * float(by_words.scores[-1]) / bm25.max()
+            from_meaning, from_words = _scaled_scores(cosines, bm25, words_share, low)
+            kth = np.partition(from_meaning + from_words, -k)[-k]
+            unknown &= from_meaning + most >= kth - SAME
+        rows = np.flatnonzero(unknown)
         if len(rows):
-            rescored = words.among(query, together[rows])
-            found, _ = _places(rescored.numbers, together[rows])
-            bm25[rows[found]], word_passages[rows[found]] = rescored.scores, rescored.passage_numbers
+            again = words.among(query, together[rows])
+            found = rows[_places(again.numbers, together[rows])]
+            bm25[found], word_passages[found] = again.scores, again.passage_numbers
     return fuse(together, cosines, bm25, words_share, word_passages, low).best(len(together) if k is None else k)
 
 
-def by_shares(halves: Ranked, words_share: float) -> Ranked:
-    """Rank candidates that were fused half and half by another share of words."""
-    from_meaning, from_words = 2 * (1 - words_share) * halves.from_meaning, 2 * words_share * halves.from_words
-    order = np.lexsort((halves.numbers, -(from_meaning + from_words).round(6)))
-    return Ranked(halves.numbers[order], from_meaning[order], from_words[order], halves.word_passages[order])
-
-
-def _places(wanted: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Find the position of each wanted number, and which are missing."""
+def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Find the position of each wanted number; −1 for those that are missing."""
     if not len(numbers):
-        return np.zeros(len(wanted), np.int64), np.ones(len(wanted), bool)
+        return np.full(len(wanted), -1)
     order = np.argsort(numbers)
     place = order[np.minimum(np.searchsorted(numbers, wanted, sorter=order), len(numbers) - 1)]
-    return place, numbers[place] != wanted
-
-
-def _in_question(
-    from_meaning: np.ndarray, from_words: np.ndarray, unknown: np.ndarray, most: float, k: int | None
-) -> np.ndarray:
-    """Return the rows whose unknown BM25 score could make them k-best.
-
-    That score gives them `most` at the most.
-    """
-    if k is None or k >= len(unknown):
-        return np.flatnonzero(unknown)
-    kth = np.partition(from_meaning + from_words, -k)[-k]
-    return np.flatnonzero(unknown & (from_meaning + most >= kth - SAME))
+    return np.where(numbers[place] == wanted, place, -1)
 
 
 def fuse(
@@ -155,11 +143,19 @@ def fuse(
         low: the cosine that gives nothing, as does any below; by default that of the worst candidate.
     """
     low = cosines.min(initial=1.0) if low is None else low
-    from_meaning, from_words = _scaled_scores(cosines, bm25, words_share, low)
-    order = np.lexsort((numbers, -(from_meaning + from_words).round(6)))
-    if word_passages is None:
-        word_passages = np.zeros(len(numbers), np.int64)
-    return Ranked(numbers[order], from_meaning[order], from_words[order], word_passages[order])
+    passages = np.zeros(len(numbers), np.int64) if word_passages is None else word_passages
+    return _sorted(Ranked(numbers, *_scaled_scores(cosines, bm25, words_share, low), passages))
+
+
+def by_shares(halves: Ranked, words_share: float) -> Ranked:
+    """Rank candidates that were fused half and half by another share of words."""
+    meaning, words = 2 * (1 - words_share) * halves.from_meaning, 2 * words_share * halves.from_words
+    return _sorted(halves._replace(from_meaning=meaning, from_words=words))
+
+
+def _sorted(ranked: Ranked) -> Ranked:
+    order = np.lexsort((ranked.numbers, -(ranked.from_meaning + ranked.from_words).round(6)))
+    return Ranked(*(column[order] for column in ranked))
 
 
 def _scaled_scores(
@@ -176,36 +172,116 @@ def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
     return (scores - low) / above if above > 1e-9 else np.zeros(len(scores))
 
 
-def given_by_tokens(scores: np.ndarray, similarities: np.ndarray, tokens_share: float) -> np.ndarray:
-    """Return what tokens add to the scores of the first hits.
+def order_by_tokens(
+    numbers: np.ndarray, scores: np.ndarray, similarities: np.ndarray, tokens_share: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the order of the first hits after tokens, ties by number; and what tokens add to each, as given.
 
-    >>> given_by_tokens(np.array([0.9, 0.5, 0.3]), np.array([0.1, 0.4, 0.7]), 0.4).round(4)
-    array([0. , 0.2, 0.4])
+    >>> hits, scores = np.array([7, 8, 9]), np.array([0.9, 0.5, 0.3])
+    >>> order, added = order_by_tokens(hits, scores, np.array([0.1, 0.4, 0.7]), 0.4)
+    >>> order, added.round(4)
+    (array([0, 1, 2]), array([0. , 0.2, 0.4]))
 
     Args:
+        numbers: of the documents, of shape (m,).
         scores: by meaning and words, of shape (m,).
         similarities: of the query's tokens to those of each text, of shape (m,); see `QueryTokens.max_similarities`.
         tokens_share: the weight of tokens in the sum, from 0 to below 1.
     """
     if not len(scores):
-        return np.zeros(0)
+        return np.zeros(0, np.int64), np.zeros(0)
     most = tokens_share / (1 - tokens_share) * np.ptp(scores)
-    return np.asarray(most * _scaled(similarities, similarities.min()))
-
-
-def order_by_tokens(
-    numbers: np.ndarray, scores: np.ndarray, similarities: np.ndarray, tokens_share: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Find the order of the first hits after tokens; ties go by number.
-
-    Args:
-        numbers: of the documents, of shape (m,).
-        scores: see `given_by_tokens`, as `similarities`.
-        similarities: see `given_by_tokens`.
-        tokens_share: see `given_by_tokens`.
-
-    Returns:
-        The positions of the hits in the new order, and what tokens add to each in the order that was given.
-    """
-    added = given_by_tokens(scores, similarities, tokens_share)
+    added = np.asarray(most * _scaled(similarities, similarities.min()))
     return np.lexsort((numbers, -(scores + added).round(6))), added
+
+
+# ------------------------------------------------------------------------------------------------- shares
+
+
+Kind = Literal["labeled", "written", "cut", "titles"]
+ASKED = {
+    "labeled": "held-out queries",
+    "written": "remarks of programmers",
+    "cut": "titles and first sentences cut out of documents",
+    "titles": "titles cut out of documents",
+}
+
+
+class Shares(NamedTuple):
+    """How much each part of a search counts, from 0 to 1; `hce.training.calibration` chooses them.
+
+    Attributes:
+        words: of BM25 in the sum of words and meaning.
+        tokens: of late interaction in the order of the first hits.
+        companions: of an encoder's companions in the cosine.
+    """
+
+    words: float
+    tokens: float = 0.0
+    companions: float = 0.0
+
+
+FIXED = {"table": Shares(0.5), "transformer": Shares(0.25)}
+"""Shares that were best on average, for a hybrid search without calibration: the rival to beat."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The shares that were chosen, and what they were chosen by.
+
+    Attributes:
+        shares: what was chosen.
+        kind: of the questions, see `hce.training.calibration.Questions`; None if there were none.
+        asked: how many questions there were.
+        ndcg: mean nDCG@10 on the questions, of vectors alone, of words alone, of both by the usual shares, and by the
+            chosen shares after each part was added.
+        interval: 95 % interval of the difference between the chosen search and the best of the simpler ones.
+        curves: for each share the nDCG@10 by its values, the others as chosen.
+    """
+
+    shares: Shares
+    kind: Kind | None = None
+    asked: int = 0
+    ndcg: dict[str, float] = field(default_factory=dict)
+    interval: tuple[float, float] | None = None
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Calibration:
+        """Return a calibration from what `as_dict` gave; FormatError if it is damaged."""
+        try:
+            calibration = cls(**{**values, "shares": Shares(**values["shares"])})
+            if all(0 <= share <= 1 for share in calibration.shares):
+                return calibration
+        except (TypeError, KeyError) as error:
+            raise FormatError(f"'calibration' is damaged ({error})") from error
+        raise FormatError(f"'calibration' has shares that are not between 0 and 1: {values['shares']}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the calibration for JSON."""
+        return {**asdict(self), "shares": self.shares._asdict()}
+
+    def summary(self) -> str:
+        """Return the shares and what the search gains by them, in a sentence.
+
+        >>> print(Calibration(Shares(0.35)).summary())
+        words count 0.35 (usual: no questions could be cut out of the documents)
+        >>> ndcg = {"vectors": 0.4, "words": 0.3, "both": 0.42, "+ words": 0.43}
+        >>> for part in Calibration(Shares(0.25), "cut", 120, ndcg, (-0.01, 0.03)).summary().split(" by "):
+        ...     print(part)
+        nDCG@10 0.430 (vectors 0.400, words 0.300, both 0.420; 95 % of the gain over these: -0.010 to +0.030)
+        120 titles and first sentences cut out of documents; words count 0.25
+        """
+        counted = ", ".join(f"{name} count {share:.2f}" for name, share in self.shares._asdict().items() if share)
+        counted = counted or "vectors alone count"
+        if self.kind is None or self.interval is None:
+            return f"{counted} (usual: no questions could be cut out of the documents)"
+        simple = ", ".join(f"{name} {self.ndcg[name]:.3f}" for name in ("vectors", "words", "both"))
+        low, high = self.interval
+        gain = f"; 95 % of the gain over these: {low:+.3f} to {high:+.3f}" if high > low else ""
+        return f"nDCG@10 {self.value:.3f} ({simple}{gain}) by {self.asked} {ASKED[self.kind]}; {counted}"
+
+    @property
+    def value(self) -> float:
+        """nDCG@10 of the chosen search."""
+        return list(self.ndcg.values())[-1]

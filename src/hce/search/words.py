@@ -6,14 +6,14 @@ snapshot that is only read, or a private copy from the first change on.
 
 The passages of a long text are indexed too, each under the number of the text. The text gets the score of its best
 passage, or of the whole where that is higher. BM25 counts document frequencies and the mean length over texts and
-passages alike.
+passages.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -29,8 +29,9 @@ from hce.progress import check_deadline
 
 BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
+PRIVATE = "hce-words-"  # begins the names of private copies
 WRITER_ENDED = ("writer was killed", "orker thread")  # in tantivy's errors after its thread ended
-MOST_TOLD = 64  # words of a query that `Words.matched` looks for, the first ones
+MOST_LOOKED_FOR = 64  # words of a query that `Words.matched` looks for, the first ones
 SHORT = range(1, 4000)  # characters of texts that are faster to read than to look up in tantivy
 SPARE = 8  # hits beyond k: with these, most ties at the last place are settled by number without asking again
 
@@ -48,9 +49,9 @@ class FoundByWords(NamedTuple):
     scores: np.ndarray
     passage_numbers: np.ndarray
 
-    def rows(self, chosen: np.ndarray | slice) -> FoundByWords:
-        """Return some rows, chosen as numpy chooses."""
-        return FoundByWords(*(column[chosen] for column in self))
+    def at(self, rows: np.ndarray | slice) -> FoundByWords:
+        """Return some rows, chosen as NumPy chooses."""
+        return FoundByWords(*(column[rows] for column in self))
 
 
 NOTHING = FoundByWords(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))
@@ -91,32 +92,19 @@ class Words:
     @classmethod
     def new(cls, language: str = "english") -> Words:
         """Make an empty index of words."""
-        private = _private_folder()
+        private = ScratchFolder(PRIVATE)
         _tantivy_index(private.path, checked_language(language), new=True)
         return cls(private.path, language, private)
 
     @classmethod
     def load(cls, folder: Path, language: str) -> Words:
-        """Open what `save` wrote.
-
-        Raises:
-            FormatError: nothing is there, or it is damaged.
-        """
-        with _damage_told(folder, ValueError, OSError, FormatError):
+        """Open what `save` wrote; FormatError if nothing is there, or it is damaged."""
+        with _as_damage(folder, ValueError, OSError, FormatError):
             if damaged := damage_in(folder):
                 raise FormatError("; ".join(damaged))
-            return cls._readable(folder, language)
-
-    @classmethod
-    def _readable(cls, folder: Path, language: str) -> Words:
-        """Open a folder, or a private copy of it if that fails.
-
-        tantivy writes a lock into what it reads.
-        """
-        try:
-            return cls(folder, language)
-        except (ValueError, OSError):
-            private = _private_folder()
+            with suppress(ValueError, OSError):
+                return cls(folder, language)
+            private = ScratchFolder(PRIVATE)  # tantivy writes a lock into what it reads
             _copy(folder, private.path)
             return cls(private.path, language, private)
 
@@ -145,14 +133,9 @@ class Words:
             writer.delete_documents_by_query(self._numbered(numbers))
 
     def search(self, query: str, k: int, allowed: np.ndarray | None = None) -> FoundByWords:
-        """Return the k best documents that share a word with the query.
+        """Return the k best documents that share a word with the query, ties in order of number.
 
-        Ties are in order of number.
-
-        Args:
-            query: a text.
-            k: 1 or more.
-            allowed: search among these numbers only (rising, int64).
+        `allowed` are the numbers to search among, rising, int64; all by default.
         """
         tantivy_query = self._tantivy_query(query)
         wanted = k + SPARE
@@ -160,10 +143,10 @@ class Words:
             found = self._found(tantivy_query, min(wanted, max(1, self._texts + self._passages)))
             kept = self._each_once(found)
             if allowed is not None:
-                kept = kept.rows(np.isin(kept.numbers, allowed))
+                kept = kept.at(np.isin(kept.numbers, allowed))
             is_past_the_tie = len(kept.numbers) >= k and kept.scores[k - 1] > found.scores[-1]
             if is_past_the_tie or len(found.numbers) < wanted:
-                return kept.rows(slice(k))
+                return kept.at(slice(k))
             # The filter, or the passages of a few documents, have left too few, or documents further down may share the
             # last place: look there.
             wanted *= 8
@@ -181,17 +164,10 @@ class Words:
     def matched(
         self, query: str, numbers: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})
     ) -> list[tuple[str, ...]]:
-        """Return for each document the query's words that it has, in any form.
+        """Return for each document the query's words that it has, in any form, spelled as in the query.
 
-        They are spelled as in the query.
-
-        For long documents tantivy is asked for each word: reading many long texts took seconds. Short documents are
-        read, which is faster. Only the first `MOST_TOLD` words of a query are looked for.
-
-        Args:
-            query: a text.
-            numbers: of the documents.
-            texts: the texts of documents that are at hand, by number.
+        For long documents, and those without a text at hand, tantivy is asked for each word: reading many long texts
+        took seconds. Short documents are read, which is faster. Only the first `MOST_LOOKED_FOR` words are looked for.
         """
         words = _distinct_words(query)
         short = {number for number in numbers if len(texts.get(number, "")) in SHORT}
@@ -214,14 +190,11 @@ class Words:
         The words are those that `matched` looks for, as the query spells them.
         """
         words = _distinct_words(query)
-        counts = np.array([self._texts_having(word) for word in words], np.int64)
+        frequencies = ([self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)] for word in words)
+        counts = np.array([min(each, default=0) for each in frequencies], np.int64)  # of the rarest term of each word
         most = counts.max(initial=self._searcher.num_docs)  # counts are with removed texts until these are merged away
         idf = inverse_document_frequency(counts, int(most))
         return dict(zip(words, idf.tolist(), strict=True))
-
-    def _texts_having(self, word: str) -> int:
-        """Count the texts and passages that have the rarest term of a word."""
-        return min((self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)), default=0)
 
     def _having(self, word: str, numbers: Sequence[int]) -> list[int]:
         """Return which of these documents have a word in any form."""
@@ -230,15 +203,12 @@ class Words:
             return []
         wanted = tantivy_query, self._numbered(numbers), self._whole_texts()
         unscored = [(tantivy.Occur.Must, tantivy.Query.const_score_query(each, 0.0)) for each in wanted]
-        with _damage_told(self._folder, ValueError):
+        with _as_damage(self._folder, ValueError):
             hits = self._searcher.search(tantivy.Query.boolean_query(unscored), len(numbers), count=False).hits
             return [int(number) for number in self._searcher.fast_field_values(NUMBER, [place for _, place in hits])]
 
     def _tantivy_query(self, query: str) -> Any:
-        """Build tantivy's query for any of the words.
-
-        A repeated word counts as often as it occurs.
-        """
+        """Build tantivy's query for any of the words; a repeated one counts as often as it occurs."""
         schema = self._index.schema
         each = [
             (tantivy.Occur.Should, tantivy.Query.term_query(schema, BODY, term, index_option="freq"))
@@ -247,7 +217,7 @@ class Words:
         return tantivy.Query.boolean_query(each) if each else None
 
     def _numbered(self, numbers: Iterable[int]) -> Any:
-        """Build tantivy's query for the texts and passages under some numbers."""
+        """Build tantivy's query for the texts and passages of some numbers."""
         return tantivy.Query.term_set_query(self._index.schema, NUMBER, [int(number) for number in numbers])
 
     def _whole_texts(self) -> Any:
@@ -256,7 +226,7 @@ class Words:
 
     def _found(self, tantivy_query: Any, wanted: int) -> FoundByWords:
         """Find texts and passages, best first."""
-        with _damage_told(self._folder, ValueError):
+        with _as_damage(self._folder, ValueError):
             hits = self._searcher.search(tantivy_query, wanted, count=False).hits
             places = [place for _, place in hits]
             numbers = np.array(self._searcher.fast_field_values(NUMBER, places), np.int64)
@@ -271,25 +241,23 @@ class Words:
         """Keep the best row of each document."""
         if not self._passages:
             return found
-        return found.rows(np.sort(np.unique(found.numbers, return_index=True)[1]))
+        return found.at(np.sort(np.unique(found.numbers, return_index=True)[1]))
 
     @contextmanager
     def _changing(self) -> Iterator[Any]:
         """Yield a writer on a private copy, and commit afterwards.
 
-        Raises:
-            FormatError: the snapshot to copy has been replaced by another process.
-            HceError: tantivy's thread ended, for want of memory or disk space.
+        Fails if another process has replaced the snapshot to copy, or if tantivy's thread ended for want of memory.
         """
         if self._private is None:
-            private = _private_folder()
+            private = ScratchFolder(PRIVATE)
             try:
                 _copy(self._folder, private.path)
                 self._index = _tantivy_index(private.path, self.language)
             except (FileNotFoundError, ValueError) as error:
                 raise FormatError(f"{self._folder}: the index of words is gone; load the one that is there") from error
             self._private, self._folder = private, private.path
-        with _damage_told(self._folder), _death_told():
+        with _as_damage(self._folder), _as_shortage():
             writer = self._index.writer(HEAP, 1)
             yield writer
             writer.commit()
@@ -299,12 +267,8 @@ class Words:
 
 
 @contextmanager
-def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Turn some errors and tantivy's panics into one sentence.
-
-    Raises:
-        FormatError: one of these was raised.
-    """
+def _as_damage(folder: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Turn some errors and tantivy's panics into a FormatError."""
     try:
         yield
     except BaseException as error:
@@ -314,7 +278,7 @@ def _damage_told(folder: Path, *errors: type[Exception]) -> Iterator[None]:
 
 
 @contextmanager
-def _death_told() -> Iterator[None]:
+def _as_shortage() -> Iterator[None]:
     """Turn the error of a writer whose thread ended into one sentence."""
     try:
         yield
@@ -325,8 +289,8 @@ def _death_told() -> Iterator[None]:
 
 
 def _distinct_words(query: str) -> list[str]:
-    """Return the distinct words of a query, `MOST_TOLD` at most."""
-    return list(islice(dict.fromkeys(ANY_WORD.findall(query)), MOST_TOLD))
+    """Return the distinct words of a query, `MOST_LOOKED_FOR` at most."""
+    return list(islice(dict.fromkeys(ANY_WORD.findall(query)), MOST_LOOKED_FOR))
 
 
 def _entry(number: int, passage_number: int, text: str) -> tantivy.Document:
@@ -336,10 +300,6 @@ def _entry(number: int, passage_number: int, text: str) -> tantivy.Document:
     document.add_unsigned(NUMBER, number)
     document.add_unsigned(PASSAGE, passage_number)
     return document
-
-
-def _private_folder() -> ScratchFolder:
-    return ScratchFolder("hce-words-")
 
 
 def _copy(folder: Path, new: Path) -> None:

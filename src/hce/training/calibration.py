@@ -29,8 +29,17 @@ from hce.data.text import cut_span
 from hce.encoding.encoder import Encoder
 from hce.encoding.reranker import QueryTokens, TokenSpace
 from hce.encoding.tables import joined_rows
-from hce.search.fusion import CANDIDATE_COUNT, TOKENS_FIRST, Ranked, by_shares, order_by_tokens, search_both
-from hce.search.shares import Calibration, Kind, Shares
+from hce.search.fusion import (
+    CANDIDATE_COUNT,
+    TOKENS_FIRST,
+    Calibration,
+    Kind,
+    Ranked,
+    Shares,
+    by_shares,
+    order_by_tokens,
+    search_both,
+)
 from hce.search.words import Words
 from hce.training.pairs import DevSet, first_sentence_of, ndcg_of_rankings, with_random_others
 

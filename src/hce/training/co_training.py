@@ -28,7 +28,7 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.processes import of_the_first, working_together
 from hce.progress import progress_bar
-from hce.search.shares import Calibration
+from hce.search.fusion import Calibration
 from hce.training.model_folder import DevQuery, Epoch, best_epoch
 from hce.training.pairs import DevSet, Sources, mean_ndcg, means
 from hce.training.recipe import Recipe

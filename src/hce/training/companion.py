@@ -33,7 +33,7 @@ from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.processes import take_weights_of_the_first
 from hce.search.exact import nearest
-from hce.search.shares import Calibration
+from hce.search.fusion import Calibration
 from hce.training.calibration import (
     EncodedQuestions,
     PoolTokens,

@@ -32,7 +32,7 @@ from hce.files import (
     write_checksums,
     write_json,
 )
-from hce.search.shares import Calibration
+from hce.search.fusion import Calibration
 from hce.tree.hierarchy import Hierarchy
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from hce.encoding.tables import Side
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher
 from hce.index.index import Index
-from hce.search.shares import FIXED, Calibration
+from hce.search.fusion import FIXED, Calibration
 from hce.training.train import train
 from hce_lab.comparison.bm25 import build_bm25, build_bm25_with_queries, build_rrf
 from hce_lab.comparison.dsi import build_dsi, build_dsi_atomic
