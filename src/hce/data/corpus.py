@@ -92,9 +92,10 @@ class Corpus(Sequence[Document]):
         share_out: ShareOut = lambda work, parts: work(parts),
         copies: Path | None = None,
     ) -> Corpus:
-        """Read and check a collection: a BEIR folder, JSONL, JSON, CSV, TSV, Parquet, text files, or "-".
+        """Read and check a collection of documents.
 
-        A folder of JSONL or Parquet files and nothing else to read is one collection, in the order of their names.
+        It is a BEIR folder, JSONL, JSON, CSV, TSV, Parquet, a folder of texts, or "-". A folder with nothing to read but
+        JSONL or Parquet files is one collection, in the order of their names.
 
         Args:
             path: where the documents are.
@@ -127,7 +128,7 @@ class Corpus(Sequence[Document]):
 
     @classmethod
     def from_documents(cls, documents: Iterable[Document], name: str = "documents") -> Corpus:
-        """Make a corpus of documents that are in memory already; they are checked as a file's would be.
+        """Make a corpus of documents in memory, checked as a file's are.
 
         >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats", title="Hats")])
         >>> len(corpus), corpus.ids, list(corpus.texts())
@@ -158,7 +159,7 @@ class Corpus(Sequence[Document]):
     def from_records(
         cls, records: Iterable[Mapping[str, Any]], name: str = "records", reading: Reading = USUAL
     ) -> Corpus:
-        """Make a corpus of mappings, such as the rows of a Hugging Face dataset: fields as in a JSONL file.
+        """Make a corpus of mappings, such as the rows of a Hugging Face dataset.
 
         >>> Corpus.from_records([{"id": 7, "text": "red shoes", "year": 2024}])[0]
         Document(id='7', text='red shoes', title='', metadata={'year': 2024})
@@ -177,7 +178,7 @@ class Corpus(Sequence[Document]):
 
     @classmethod
     def _spooled(cls, records: Iterable[Record], name: str, reading: Reading, bad: Bad) -> Corpus:
-        """Copy documents of any other format to a temporary file, which lives as long as the corpus."""
+        """Copy documents of any other format to a temporary file."""
         with _copying(None):
             file = tempfile.TemporaryFile(prefix="hce-corpus-")  # noqa: SIM115
         documents, scan = _spool(records, name, reading, bad, file)
@@ -187,7 +188,7 @@ class Corpus(Sequence[Document]):
     def _join_parts(
         cls, folder: Path, paths: list[Path], reading: Reading, bad: Bad, share_out: ShareOut, copies: Path | None
     ) -> Corpus:
-        """Read the parts of a folder and put what was found of each, by whichever process, together."""
+        """Read the parts of a folder, each by some process, and join what they found."""
         if reading.row_ids:
             raise InputError(f"{folder}: the numbers of rows start again in each part; name the field of the ids")
         scratch = None
@@ -210,7 +211,7 @@ class Corpus(Sequence[Document]):
 
     @classmethod
     def _read_part(cls, path: Path, copies: Path | None, reading: Reading, bad: Bad) -> _Part:
-        """Check a part, and copy it if its documents cannot be fetched from it by position."""
+        """Check a part, and copy it if it cannot be read at any position."""
         if copies is None or _lies_open(path, reading):
             documents, scan = _scan(path, reading, bad)
         else:
@@ -286,7 +287,7 @@ class _Some(Sequence[Document]):
 
 
 def _documents_source(path: str | Path) -> Path:
-    """Find the file or folder that holds the documents: a BEIR folder's corpus file, else `path` itself."""
+    """Return a BEIR folder's corpus file; any other path unchanged."""
     path = Path(path)
     if str(path) == STDIN:
         return path
@@ -304,7 +305,7 @@ def _lies_open(path: Path, reading: Reading) -> bool:
 
 
 def _find_parts(folder: Path) -> list[Path]:
-    """List the JSONL or Parquet files of a folder, or none if it has texts too; refuse several formats."""
+    """List a folder's JSONL or Parquet files; none if it has texts too."""
     if not folder.is_dir() or (folder / "qrels").is_dir():
         return []
     files = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "_")) and path.is_file()]
@@ -358,7 +359,7 @@ class _Scan:
         self.empty[doc_id] = where
 
     def finish(self, documents: Sequence[Document], place: Callable[[int], str]) -> str:
-        """Return the fingerprint if all is well; `place` returns where the i-th document is."""
+        """Return the fingerprint, or fail on duplicate ids at their `place`."""
         if self.empty:
             few = "; ".join([*islice(self.empty.values(), 3), *(["…"] if len(self.empty) > 3 else [])])
             logger.warning("left out %d documents with neither text nor title: %s", len(self.empty), few)
@@ -394,7 +395,7 @@ def _canonical_json(metadata: dict[str, Any], where: str) -> str:
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """Return whether lists and mappings are nested deeper than every reader of JSON can read."""
+    """Return whether lists and mappings are nested deeper than this."""
     if not isinstance(value, dict | list | tuple):
         return False
     below = value.values() if isinstance(value, dict) else value
@@ -426,7 +427,7 @@ def _scan(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Scan]:
 def _spool(
     records: Iterable[Record], name: str, reading: Reading, bad: Bad, file: IO[bytes]
 ) -> tuple[_JsonlFile, _Scan]:
-    """Check documents and write them to a file, each followed by a line that says where it was."""
+    """Check documents and write them to a file, each with a line on its source."""
     scan, position, fields = _Scan(name), 0, None
     with progress_bar("reading", None, "documents") as advance:
         for row, record in enumerate(counted(records, advance), start=1):

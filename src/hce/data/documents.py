@@ -69,7 +69,7 @@ def choose_fields(
     reading: Reading = USUAL,
     usual: Sequence[Sequence[str]] = (ID_NAMES, TITLE_NAMES, TEXT_NAMES),
 ) -> Fields:
-    """Choose the fields of a source to read: those given, or with proper names, or with usual ones, and report these.
+    """Choose the fields to read: given, proper, or usual names; report these.
 
     >>> choose_fields(["DOCNO", "Headline", "body"], "docs.csv")
     Fields(ids=('DOCNO',), title='Headline', text='body')
@@ -97,7 +97,7 @@ def choose_fields(
 
 
 def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -> Document:
-    """Make a document of a record; fields other than id, title and text become metadata, and `row` may be the id."""
+    """Make a document of a record; other fields become metadata."""
     ids, title_field, text_field = fields or Fields()
     where, rest = record.where, dict(record.fields)
     doc_id = take_id(rest, where, ids) if ids else str(row)

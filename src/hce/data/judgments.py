@@ -113,7 +113,7 @@ class Qrels(Mapping[str, Mapping[str, int]]):
         return cls(Judgment(*pair, grade) for pair, (grade, _) in seen.items())
 
     def among(self, documents: Container[str]) -> Qrels:
-        """Return the judgments of these documents; a query none of whose relevant documents is among them is left out.
+        """Return the judgments of these documents, without queries that lose all.
 
         >>> Qrels([Judgment("q1", "d7", 2), Judgment("q1", "d8", 0), Judgment("q2", "d9", 1)]).among(["d7"])
         Qrels(1 queries, 1 judgments)
@@ -166,16 +166,16 @@ class Labels(NamedTuple):
         return Labels({query_id: self.queries[query_id] for query_id in chosen}, Qrels(judgments))
 
     def among(self, documents: Container[str]) -> Labels:
-        """Return the queries that have right documents among some, and the judgments of these documents alone."""
+        """Return the queries with right documents among some, and their judgments."""
         there = self.qrels.among(documents)
         return Labels(self.queries, there).only(query_id for query_id in there if there.positives(query_id))
 
     def without(self, query_ids: Container[str]) -> Labels:
-        """Return the labels of all judged queries but some, such as those that are measured."""
+        """Return the labels of all judged queries but some."""
         return self.only(query_id for query_id in self.qrels if query_id not in query_ids)
 
     def joined(self, other: Labels) -> Labels:
-        """Return these labels and others together, or fail with InputError if a query is judged in both."""
+        """Return these labels and others together; fail if a query is in both."""
         twice = next((query_id for query_id in other.qrels if query_id in self.qrels), None)
         if twice is not None:
             raise InputError(f"query {twice!r} is in both sets of queries; give one of them another id")
@@ -196,7 +196,7 @@ class Dataset(NamedTuple):
 
     @classmethod
     def load(cls, folder: str | Path, split: str = "test", reading: Reading = USUAL) -> Dataset:
-        """Read a BEIR folder: corpus.jsonl, which may have fields of its own, queries.jsonl, qrels/<split>.tsv.
+        """Read a BEIR folder: corpus.jsonl, queries.jsonl, qrels/<split>.tsv.
 
         Raises:
             InputError: a file is missing or malformed, or judgments name what is not there.
@@ -210,7 +210,7 @@ class Dataset(NamedTuple):
 
 
 def read_queries(path: str | Path) -> dict[str, Query]:
-    """Read queries by id: TSV lines of id and text, or JSONL and the like with fields `_id` or `id`, and `text`."""
+    """Read queries by id, from TSV lines, or records with `_id` and `text`."""
     queries: dict[str, Query] = {}
     places: dict[str, str] = {}
     fields = None
@@ -243,14 +243,14 @@ def _refuse_none(path: str | Path) -> NoReturn:
 
 
 def read_log(path: str | Path) -> list[str]:
-    """Read queries without answers: a .txt file has one a line, other formats are those of `read_queries`."""
+    """Read queries without answers: one a line of .txt, else as `read_queries`."""
     if format_suffix(path) != ".txt":
         return [query.text for query in read_queries(path).values()]
     return [line.text.strip() for line in read_lines(path) if line.text.strip()] or _refuse_none(path)
 
 
 def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
-    """Write queries, atomically, as JSONL or TSV, whichever the name says (TSV has one space for any white space)."""
+    """Write queries, atomically, as JSONL or as TSV, where white space is a space."""
     suffix = format_suffix(path)
     if suffix not in (".tsv", *JSONL_SUFFIXES):
         raise InputError(f"{path}: queries are written as .jsonl or .tsv; choose such a name")
@@ -263,7 +263,7 @@ def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
 
 
 def read_generated(path: str | Path) -> Labels:
-    """Read generated queries: records with `document` (or `_id`, `id`: its id) and `query` (or `text`)."""
+    """Read generated queries: records with `document` (or an id) and `query`."""
     queries: dict[str, Query] = {}
     judgments = []
     for count, (where, fields) in enumerate(read_records(path)):

@@ -89,7 +89,7 @@ class Reading:
         return {what: name for what, name in named.items() if name is not None}
 
     def remembering(self, fields: Mapping[str, str] | None) -> Reading:
-        """Return how to read more documents like earlier ones, which had these `fields`; names given here come first.
+        """Return how to read more documents like earlier ones of these `fields`.
 
         >>> Reading().remembering({"id": "nr", "text": "body"}).fields
         {'id': 'nr', 'text': 'body'}
@@ -131,7 +131,7 @@ class Line(NamedTuple):
 
 
 def read_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream the records of a file of any known format, or JSONL from standard input when `path` is "-".
+    """Stream the records of a file, or JSONL from standard input for "-".
 
     Raises:
         InputError: at the first thing that is wrong, with file and line, unless `bad` takes it.
@@ -217,7 +217,7 @@ def refuse_endless(size: int, where: str) -> None:
 
 
 def decode_line(raw: bytes, where: str) -> str:
-    """Decode one line and drop its line break and, as joined files have them anywhere, a byte order mark."""
+    """Decode a line, and drop its line break and a byte order mark."""
     return _decode(raw.removeprefix(codecs.BOM_UTF8), where).rstrip("\r\n")
 
 
@@ -313,7 +313,7 @@ class _JsonText:
                     raise InputError(f"{where}: not valid JSON ({reason}); correct it, or is it cut off?") from error
 
     def _take_in_more(self) -> bool:
-        """Hold about as much again, so that a long value is not tried too often; False at the end."""
+        """Hold about twice as much, so that trying stays rare; False at the end."""
         rest = self._text[self._place :]
         pieces, size = [rest], 0
         while size <= len(rest) and (piece := next(self._chunks, "")):
@@ -327,7 +327,7 @@ class _JsonText:
 
 
 def _read_csv(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
-    """Stream the rows of a CSV file, in which quotes protect delimiters and line breaks."""
+    """Stream the rows of a CSV file; quotes protect delimiters and line breaks."""
     delimiter = reading.delimiter
     if delimiter is None:
         header = next((_decode(raw, where) for where, raw in raw_lines(path, reading) if raw.strip()), "")
@@ -339,7 +339,7 @@ def _read_csv(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
 
 
 def _read_tsv(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
-    """Stream the rows of a TSV file; a quote in it is just a quote, as in MS MARCO's and the IANA's TSV."""
+    """Stream the rows of a TSV file, in which a quote is just a quote."""
     delimiter, lines = reading.delimiter or "\t", read_lines(path, reading, bad)
     rows = ((line.where, line.text.split(delimiter)) for line in lines if line.text.strip())
     return _name_cells(rows, "a cell cannot hold a tab or a line break", bad)
@@ -369,7 +369,7 @@ def _csv_rows(path: str | Path, reading: Reading, delimiter: str) -> Iterator[tu
 
 
 def _name_cells(rows: Iterator[tuple[str, list[str]]], remedy: str, bad: Bad) -> Iterator[Record]:
-    """Make records of rows, the first of which names the columns."""
+    """Make records of rows; the first one names the columns."""
     where, header = next(rows, ("", []))
     if len(set(header)) < len(header):
         raise InputError(f"{where}: a column name stands twice among {header}; rename one")
@@ -418,7 +418,7 @@ def open_bytes(path: str | Path) -> IO[bytes]:
 
 
 def _refuse_special(path: str | Path) -> None:
-    """Raise InputError for what is no regular file: a pipe may never answer, a device may never end."""
+    """Fail on what is no regular file: a pipe or device may never end."""
     try:
         mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):

@@ -1,6 +1,6 @@
 """Words of a text: terms, spans, passages of a long text, the snippet to show of a hit, and the language.
 
-Terms are the words of a text as they are matched and counted: in lower case, without endings, in any script. They need
+Terms are the words of a text for matching and counting: in lower case, without endings, in any script. They need
 to know the language, so this module also notices a corpus in another one than its encoder reads.
 
 A passage ends where a sentence ends, if one does in its last quarter; else between two words; else between two tokens.
@@ -110,9 +110,9 @@ def word_offsets(text: str) -> Offsets:
 
 
 def cut_span(text: str, length: int, place: float, offsets: Offsets | None = None) -> Span:
-    """Cut out `length` words and marks, or pieces at `offsets`; `place` is 0 for the beginning, 1 for the end.
+    """Cut out `length` words and marks, or pieces at `offsets`.
 
-    A text of fewer than 2·`length` of them gives up half, so that something is left to be found.
+    `place` is 0 for the beginning, 1 for the end. A text of fewer than 2·`length` pieces gives up half of them.
 
     >>> cut_span("The quick brown fox jumps over the lazy dog.", 2, 0.25)
     Span(inside='brown fox', outside='The quick jumps over the lazy dog.')
@@ -127,7 +127,7 @@ def cut_span(text: str, length: int, place: float, offsets: Offsets | None = Non
 
 
 def text_pieces(text: str) -> Iterator[str]:
-    """Cut a long text for a tokenizer, before blanks; only a word of over a million characters is cut within."""
+    """Cut a long text for a tokenizer, before blanks, or within huge words."""
     start = 0
     while len(text) - start > READ_AT_ONCE:
         stop = text.rfind(" ", start + 1, start + READ_AT_ONCE)
@@ -149,7 +149,7 @@ def first_words(text: str, count: int) -> str:
 
 
 def hash64(text: str, *, signed: bool = False) -> int:
-    """Return 64 bits of a text's BLAKE2b digest, the same on every machine; from −2⁶³ on if `signed`.
+    """Return 64 bits of a text's BLAKE2b digest; from −2⁶³ on if `signed`.
 
     >>> hash64("a"), hash64("a", signed=True)
     (3405396810240292928, 3405396810240292928)
@@ -158,7 +158,7 @@ def hash64(text: str, *, signed: bool = False) -> int:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether UTF-8 can write a text: not if it holds half a surrogate pair, which JSON can spell.
+    """Return whether a text is free of half surrogate pairs, which JSON can spell.
 
     >>> is_unicode("é"), is_unicode(chr(0xD800))
     (True, False)
@@ -215,7 +215,7 @@ def spelled_out(text: str) -> str:
 
 
 def inverse_document_frequency(counts: np.ndarray, total: int) -> np.ndarray:
-    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)), which is above 0 even for a term in every text."""
+    """Return BM25's idf, log(1 + (N − df + ½) / (df + ½)), always above 0."""
     return np.log1p((total - counts + 0.5) / (counts + 0.5))
 
 
@@ -245,7 +245,7 @@ class Passage(NamedTuple):
 
 
 def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Passage]:
-    """Cut a text into overlapping passages that cover all of it, in order; a text that fits is one passage.
+    """Cut a text into overlapping passages that cover all of it, in order.
 
     A passage has at most `most` tokens, unless they belong to one character.
 
@@ -274,7 +274,7 @@ def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Pas
 
 
 def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
-    """Return before which tokens a text can be cut: where a sentence begins, or a word, or any token."""
+    """Return before which tokens a sentence begins, a word, or any token."""
     starts, stops = places[:, 0], places[:, 1]
     apart = np.ones(len(places), dtype=bool)  # whether a token begins where all before it have ended
     apart[1:] = starts[1:] >= np.maximum.accumulate(stops)[:-1]
@@ -284,7 +284,7 @@ def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
 
 
 def _cut_between(kinds: list[np.ndarray], low: int, high: int, which: int) -> int:
-    """Return the first (0) or last (-1) cut from `low` to `high`, of the first kind that has one; else one before."""
+    """Return the first (0) or last (-1) cut from `low` to `high`; else one before."""
     for places in kinds:
         between = places[np.searchsorted(places, low) : np.searchsorted(places, high, side="right")]
         if len(between):
@@ -322,7 +322,7 @@ class QueryWords:
         self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
 
     def __contains__(self, word: str) -> bool:
-        """Return whether a word of a text is one of the query's, with an ending or without."""
+        """Return whether a word is one of the query's, with an ending or without."""
         if len(word) > self._longest:
             return False
         word = word.casefold()
@@ -331,7 +331,7 @@ class QueryWords:
         )
 
     def marks_in(self, text: str) -> list[Mark]:
-        """Find where the query's words stand in a text; each different word of the texts is compared once."""
+        """Find where the query's words stand in a text."""
         if not self._words:
             return []
         met = set(ANY_WORD.findall(text, 0, self._read))
@@ -344,7 +344,7 @@ class QueryWords:
 
 
 def telling_words(words: Sequence[str], language: str = "english") -> Sequence[str]:
-    """Drop the words of an English query that stand in every text, unless there is no other.
+    """Drop an English query's function words, unless there is no other word.
 
     >>> telling_words(["play", "music", "from", "the", "shell"]), telling_words(["to", "be"])
     (['play', 'music', 'shell'], ['to', 'be'])
@@ -355,7 +355,7 @@ def telling_words(words: Sequence[str], language: str = "english") -> Sequence[s
 
 
 def snippet_of(text: str, passage: Passage | None, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
-    """Show the passage that a document was found by; without a passage, its best snippet of a length."""
+    """Show the passage that was found, or else the text's best snippet."""
     if passage is None:
         return best_snippet(text, words, length)
     found = best_snippet(text[passage.start : passage.stop], words, PASSAGE_CHARACTERS)
@@ -363,7 +363,7 @@ def snippet_of(text: str, passage: Passage | None, words: QueryWords, length: in
 
 
 def best_snippet(text: str, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
-    """Find the snippet with most different words of the query; the beginning of the text if that has as many."""
+    """Find the first snippet with most different words of the query."""
     marks = words.marks_in(text)
     if len(text) <= length:
         return Snippet(text, 0, True, marks)
@@ -384,7 +384,7 @@ def _snippet(text: str, start: int, length: int, marks: Sequence[Mark]) -> Snipp
 
 
 def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
-    """Return a position a little before the first mark of the window that holds most different words."""
+    """Return where the window begins that holds most different words."""
     best, start, left = 0, 0, 0
     inside: Counter[str] = Counter()  # the words of the window, from the mark `left` to the last one seen
     spelled = [text[first:last].casefold() for first, last in marks]
@@ -403,7 +403,7 @@ def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
 
 
 def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") -> None:
-    """Warn once if most texts are not in the language of the encoder of this name; `language` is the stemmer's."""
+    """Warn once if most texts are in another language than the encoder's."""
     name = encoder.removesuffix(", fitted")
     step = max(1, len(corpus) // SAMPLE)
     some = range(0, len(corpus), step)[:SAMPLE]
@@ -421,7 +421,7 @@ def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") ->
 
 
 def foreign_language(texts: Iterable[str]) -> str | None:
-    """Return the language of most texts, by its name or ISO 639 code; None for English, code or unclear.
+    """Return the language or ISO 639 code of most texts; None if English or unclear.
 
     >>> foreign_language(["Die Katze schläft nicht, und der Hund ist auf dem Sofa."] * 2)
     'german'

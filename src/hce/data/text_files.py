@@ -59,7 +59,7 @@ def is_readable(suffix: str) -> bool:
 
 
 def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
-    """Stream the texts, HTML pages and PDF files in and below a folder, in sorted order.
+    """Stream texts, HTML pages and PDF files of a folder, in sorted order.
 
     Hidden files, links that lead out of the folder, and files whose library is not installed are skipped and reported.
     The id is the path below the folder, with forward slashes. A Markdown file's title is its first heading.
@@ -86,7 +86,7 @@ def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = re
 
 
 def _reason_to_skip(path: Path, suffix: str, within: str) -> str | None:
-    """Return a kind of file that is left out of a folder: hidden, a link out of it, or a suffix without a library."""
+    """Return why a file is left out of a folder, or None."""
     if path.name.startswith("."):
         return "hidden text file"
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(within):
@@ -129,7 +129,7 @@ def _text_record(path: Path, doc_id: str, reading: Reading) -> Record:
 
 
 def split_heading(text: str) -> tuple[str, str]:
-    r"""Return a Markdown text's first heading, and the text, without the heading if it begins with it.
+    r"""Return a Markdown text's first heading, and the text without it.
 
     >>> split_heading("# Red shoes\n\nAre red.")
     ('Red shoes', 'Are red.')
@@ -164,7 +164,7 @@ class Page(NamedTuple):
 
 
 def read_page(path: Path, encoding: str) -> Page:
-    """Read the title and the text of a PDF file, or of an HTML page, in this encoding unless it names its own."""
+    """Read the title and the text of a PDF file or an HTML page."""
     kind = "PDF file" if path.suffix.lower() == ".pdf" else "page"
     try:
         if path.stat().st_size > LARGEST:
@@ -177,7 +177,7 @@ def read_page(path: Path, encoding: str) -> Page:
     except Exception as error:  # whatever damage makes a library raise
         raise InputError(f"{path}: not a readable {kind} ({one_line(error)}); save it again") from error
     if not page.text:
-        raise InputError(f"{path}: has no text; a scan needs to be recognised (OCR) first")
+        raise InputError(f"{path}: has no text; a scan needs to be recognized (OCR) first")
     return page
 
 
@@ -224,7 +224,7 @@ def parse_html(data: bytes, encoding: str = "utf-8") -> Page:
 
 
 def _shown_text(tree: Any, dropped: str) -> str:
-    """Return the text of a page, a block a line, after dropping some elements from the tree."""
+    """Return a page's text, a block a line, without some elements."""
     for node in tree.css(f":is({dropped}):not(:is({dropped}) *)"):  # the outermost: those inside go with them
         node.decompose()
     for node in tree.css(BLOCKS):

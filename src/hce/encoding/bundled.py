@@ -16,15 +16,15 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hce.encoding.tables import Table
+from hce.encoding.tables import Table, quiet_transformers
 from hce.errors import FormatError, InputError, MissingPackageError, one_line
 from hce.files import file_sha256, new_folder
 
@@ -112,7 +112,7 @@ def load_static() -> Table:
 
 
 def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
-    """Load the token table of a transformer with this fingerprint; the first call distills it, or raises InputError."""
+    """Load the token table of a transformer, distilled at the first call."""
 
     def make() -> StaticEmbedding:
         try:
@@ -128,7 +128,7 @@ def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
 
 
 def _cached_table(name: str, make: Callable[[], StaticEmbedding]) -> Table:
-    """Read a table of the cache, which is made first if it is not there, or fail with FormatError."""
+    """Read a table of the cache, which is made first if it is not there."""
 
     def save(folder: Path) -> None:
         from sentence_transformers import SentenceTransformer
@@ -147,7 +147,7 @@ def _cached_table(name: str, make: Callable[[], StaticEmbedding]) -> Table:
 
 
 def _distilled(function: str, *model: Any, pooling: str = "mean") -> StaticEmbedding:
-    """Have a function of model2vec make a token table of a model: the transformer's vector of each token alone."""
+    """Have model2vec make a table of a transformer's vector of each token alone."""
     try:
         from model2vec import distill
     except ImportError as error:
@@ -173,27 +173,11 @@ def _static_fingerprint() -> str:
     return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
 
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' load report and weight bar in this block."""
-    from transformers.utils import logging as transformers_logging
-
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
 # ----------------------------------------------------------------------------------------- packages and cache
 
 
 def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache ($HCE_CACHE), which `make` fills first if its file `proof` is missing."""
+    """Return a folder of $HCE_CACHE; `make` fills it if `proof` is missing."""
     import platformdirs
 
     folder = Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce")) / name
@@ -227,7 +211,7 @@ def verify(path: Path, published: str, what: str, to_install: str) -> None:
 
 
 def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "encoder") -> None:
-    """Fail with InputError if a name is nearly a known one, and no path, file name or model of this machine."""
+    """Fail if a name is nearly a known one, and nothing on this machine."""
     if spec in known or "/" in spec or Path(spec).suffix or Path(spec).exists():
         return
     meant = _meant(spec, known)
@@ -236,7 +220,7 @@ def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "enco
 
 
 def refuse_mistyped_reranker(spec: str) -> None:
-    """Fail with InputError if a name is an encoder's, or nearly a known cross-encoder's."""
+    """Fail if a name is an encoder's, or nearly a known cross-encoder's."""
     if spec in BUNDLED and not Path(spec).exists():
         raise InputError(f"{spec!r} is an encoder, and no cross-encoder; give one such as {RERANKERS[0]}")
     refuse_mistyped(spec, RERANKERS, "cross-encoder")
@@ -250,7 +234,7 @@ def _meant(spec: str, known: Sequence[str]) -> str | None:
 
 
 def stays_off_the_hub(spec: str, what: str, advice: str, known: Sequence[str] = BUNDLED) -> bool:
-    """Ask the hub once for a model, and return whether to use the downloaded copy without asking again.
+    """Ask the hub once for a model; return whether to use the downloaded copy.
 
     Fail with InputError if the hub has no such model, or does not answer and there is no downloaded copy.
     """
@@ -303,7 +287,7 @@ def _is_on_the_hub(name: str) -> bool:
 
 
 def chosen_encoder(name: str, corpus: Corpus, work: Work, option: str) -> tuple[str, str | None]:
-    """Return the encoder that a name stands for, and a line on what the other bundled one would cost and bring.
+    """Return the encoder of a name, and a line on what the other one would cost.
 
     "auto" is MiniLM on a GPU or if encoding the corpus takes at most ten minutes, else static. `option` is how the
     command line chooses the encoder.
@@ -325,7 +309,7 @@ def chosen_encoder(name: str, corpus: Corpus, work: Work, option: str) -> tuple[
 
 
 def minilm_seconds(corpus: Corpus, work: Work) -> float:
-    """Estimate how long MiniLM takes on the CPU, from the length of some documents and the speed of this machine."""
+    """Estimate how long MiniLM takes to encode a corpus on this CPU."""
     positions = np.linspace(0, len(corpus) - 1, min(SAMPLE, len(corpus))).astype(int).tolist()
     lengths = np.array([len(corpus[position].full_text) for position in positions]) / CHARACTERS_PER_TOKEN
     read = np.minimum(lengths, WINDOW) if work == "train" else lengths

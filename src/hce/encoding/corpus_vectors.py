@@ -46,7 +46,9 @@ def encode_corpus(
     progress: bool | None = False,
     on_tokens: OnTokens | None = None,
 ) -> np.ndarray:
-    """Encode all documents to unit rows of shape (N, n), float32; processes that work together encode a part each.
+    """Encode all documents to unit rows of shape (N, n), float32.
+
+    Processes that work together encode a part each.
 
     Args:
         encoder: what encodes.
@@ -82,7 +84,7 @@ def encode_corpus(
 def _encode_to_file(
     encode: Callable[[list[str]], np.ndarray], corpus: Corpus, file: VectorFile, chunk_size: int, show: bool | None
 ) -> None:
-    """Encode in rounds: each process a chunk, then the first one notes that the round is safe."""
+    """Encode in rounds: a chunk per process, then the first one notes it as safe."""
     with progress_bar("encoding", len(corpus), "documents", show=show) as advance:
         advance(file.done)
         for start in range(file.done, len(corpus), chunk_size * process_count()):
@@ -104,7 +106,7 @@ def encode_among_processes(
     at_once: int = TEXTS_AT_ONCE,
     progress: bool | None = False,
 ) -> np.ndarray:
-    """Encode this process's part of the documents in memory, and gather all parts, which have one size.
+    """Encode this process's part of the documents, and gather all parts.
 
     `encode` turns positions and their texts into rows of shape (texts, dim); processes exchange rows on the device.
     """
@@ -148,7 +150,7 @@ class VectorFile:
         return self._blocks[-1].stop if self._blocks else 0
 
     def start(self, *, replace: bool = False) -> None:
-        """Begin, or continue where a run of the same identity stopped; all processes call it.
+        """Begin, or continue a run of the same identity; all processes call it.
 
         Fail with InputError on other files, or vectors of another identity that `replace` does not delete.
         """

@@ -22,15 +22,7 @@ from tokenizers import Tokenizer
 
 from hce.data.corpus import Corpus
 from hce.data.text import READ_AT_ONCE, Offsets, is_unicode
-from hce.encoding.bundled import (
-    BUNDLED,
-    load_minilm,
-    load_static,
-    load_table_of,
-    quiet_transformers,
-    refuse_mistyped,
-    stays_off_the_hub,
-)
+from hce.encoding.bundled import BUNDLED, load_minilm, load_static, load_table_of, refuse_mistyped, stays_off_the_hub
 from hce.encoding.tables import (
     PROMPT_NAMES,
     SIDE_BY_SIDE,
@@ -46,6 +38,7 @@ from hce.encoding.tables import (
     joined_rows,
     loading,
     mapped_rows,
+    quiet_transformers,
     read_side_by_side,
     require_model_folder,
     require_row_for_each_token,
@@ -96,7 +89,7 @@ class Encoder:
         centres: np.ndarray | None = None,
         query_map: np.ndarray | None = None,
     ) -> None:
-        """Make an encoder of a table, of a model, or of parts; by default it computes as `load` says."""
+        """Make an encoder of a table, of a model, or of parts."""
         self.name = name
         self._how: dict[str, Any] = {"device": device, "dtype": dtype}
         self._table = model if isinstance(model, Table) else None
@@ -121,7 +114,7 @@ class Encoder:
         prompts: dict[str, str] | None = None,
         local: bool = False,
     ) -> Encoder:
-        """Load "minilm" or "static" (bundled), a directory, or a hub id of any sentence-transformers model.
+        """Load "minilm" or "static" (bundled), a model's directory, or its hub id.
 
         Args:
             spec: which encoder.
@@ -156,7 +149,7 @@ class Encoder:
     def for_corpus(
         cls, spec: str | Path, corpus: Corpus, *, device: str | torch.device | None = None, progress: bool = False
     ) -> Encoder:
-        """Load an encoder that is not trained further: "static" fitted to the corpus, any other unchanged."""
+        """Load an encoder: "static" fitted to the corpus, any other unchanged."""
         encoder = cls.load(spec, device=device)
         return encoder.fitted_to(corpus, progress=progress) if str(spec) == "static" else encoder
 
@@ -267,9 +260,9 @@ class Encoder:
         return self.prompts.of(side)
 
     def save(self, path: str | Path) -> None:
-        """Write a directory that `SentenceTransformer(path)` loads to the same vectors; it appears whole or not at all.
+        """Write a directory, atomically, for `SentenceTransformer(path)`.
 
-        An encoder with companions needs `trust_remote_code=True` there, and hce installed.
+        It gives the same vectors there. An encoder with companions needs `trust_remote_code=True` and hce.
 
         Raises:
             InputError: `path` is there already and not an empty folder.
@@ -298,13 +291,13 @@ class Encoder:
         return Encoder([self], self.name, query_map=query_map.astype(np.float32), **self._how)
 
     def token_table(self) -> Encoder:
-        """Return a static encoder of this transformer's tokens: the bundled one for minilm, else one distilled now."""
+        """Return a static encoder of this transformer's tokens, distilled if needed."""
         if self.name == "minilm":
             return Encoder.load("static", device=self.device)
         return Encoder(load_table_of(self.model, self.fingerprint), f"table of {self.name}", device=self.device)
 
     def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
-        """Fit a static encoder's table to the token statistics of a corpus, without training; see `fit_table`."""
+        """Fit a static encoder to the token counts of a corpus; see `fit_table`."""
         from hce.encoding.word_table import document_frequencies, fit_table
 
         table = self.table
@@ -362,13 +355,13 @@ class Encoder:
         return copy
 
     def token_offsets(self, text: str) -> Offsets:
-        """Return where each token of a text begins and ends, beyond the window too, or fail with InputError."""
+        """Return where each token of a text begins and ends, beyond the window too."""
         if self.untruncated_tokenizer is None:
             raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
         return [(first, last) for first, last in token_offsets(self.untruncated_tokenizer, text).tolist()]
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts' tokens, special ones included, cut where a transformer stops reading."""
+        """Return the ids of texts' tokens, with special ones, cut to the window."""
         tokenizer = self.tokenizer
         limit = self._first.model.max_seq_length or tokenizer.model_max_length
         options = {"truncation": True, "max_length": limit if limit < NO_LIMIT else None}
@@ -385,7 +378,7 @@ class Encoder:
             self._token_memo = None
 
     def tokenize(self, texts: Sequence[str], side: Side, prompt: str | None = None) -> dict[str, Any]:
-        """Turn texts into the model's input tensors, on its device; with another prompt, if one is given."""
+        """Turn texts into the model's input tensors, on its device."""
         import torch
 
         prompt = self.prompt(side) or "" if prompt is None else prompt
@@ -397,7 +390,7 @@ class Encoder:
         return {key: each.to(self.device) if isinstance(each, torch.Tensor) else each for key, each in features.items()}
 
     def _beginnings(self, texts: Sequence[str]) -> list[str]:
-        """Return the first million characters of each text for a transformer, which reads some hundred tokens."""
+        """Return the first million characters of each text for a transformer."""
         # The tokenizer would take apart all of a text before it cuts it, and end the process where memory is short.
         if self._parts or not self.has_states or self.tokenizer.truncation_side != "right":
             return list(texts)
@@ -413,7 +406,7 @@ class Encoder:
         zeros: bool = False,
         on_tokens: OnTokens | None = None,
     ) -> np.ndarray:
-        """Encode texts to unit vectors, float32, of shape (texts, n), rows in the order of the texts.
+        """Encode texts to unit vectors, float32, of shape (texts, n).
 
         A text without any known token gets the fixed vector (1, …, 1)/√n; with `zeros`, it stays 0. If the encoder
         `has_states`, `on_tokens` is called with each text's tokens, without special ones and those of a prompt.
@@ -443,7 +436,7 @@ class Encoder:
         return vectors
 
     def _unit_rows(self, texts: list[str], side: Side, prompt: str, on_tokens: OnTokens | None = None) -> np.ndarray:
-        """Encode texts to rows of length 1, or 0 if no token of a text is known; companions see no prompt."""
+        """Encode texts to rows of length 1, or 0 if no token of a text is known."""
         if self._parts:
             first, *companions = self._parts
             rows = [first._unit_rows(texts, side, prompt, on_tokens)]
@@ -465,7 +458,7 @@ class Encoder:
             raise damaged_model(self.name, error, "encoder") from error
 
     def embed(self, features: dict[str, Any], side: Side) -> Tensor:
-        """Encode tokenized texts to float32 unit vectors of shape (texts, n), with gradients where they are on."""
+        """Encode tokenized texts to float32 unit vectors, with gradients if enabled."""
         import torch
 
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
@@ -483,7 +476,7 @@ class Encoder:
 
     @contextmanager
     def _reporting_tokens(self, texts: list[str], prompt: str, on_tokens: OnTokens | None) -> Iterator[None]:
-        """Call `on_tokens` with the states that the transformer computes for these texts in this block."""
+        """Call `on_tokens` with the states that the transformer computes in this block."""
         if on_tokens is None or not self.has_states:
             yield
             return
@@ -506,7 +499,7 @@ class Encoder:
             handle.remove()
 
     def batches(self, texts: Sequence[str], side: Side) -> Iterator[np.ndarray]:
-        """Yield row numbers, about as many tokens each time; for a transformer, texts of like length together."""
+        """Yield rows of about as many tokens; for a transformer, of similar length."""
         prompt, is_table = self.prompt(side) or "", self.is_table
         for start in range(0, len(texts), SORTED_AT_ONCE):
             some = texts[start : start + SORTED_AT_ONCE]
@@ -541,7 +534,7 @@ def _check_texts(texts: Sequence[str], side: str) -> None:
 def device_and_dtype(
     device: str | torch.device | None, dtype: torch.dtype | None = None
 ) -> tuple[torch.device, torch.dtype]:
-    """Return where and in what a model computes: as given, or the first GPU, in bfloat16 if it can, or the CPU."""
+    """Return device and dtype: as given, or the first GPU's, or the CPU's."""
     import torch
 
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -551,7 +544,7 @@ def device_and_dtype(
 
 
 def fast_dtype(device: torch.device) -> torch.dtype:
-    """Return bfloat16 for a GPU or processor that has instructions for it, else float32: emulation is slower."""
+    """Return bfloat16 if the device has instructions for it, else float32."""
     import torch
 
     if device.type == "cuda":

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from hce.contained import read_bytes
 from hce.data.corpus import Corpus
-from hce.encoding.bundled import RERANKERS, quiet_transformers, refuse_mistyped_reranker, stays_off_the_hub
+from hce.encoding.bundled import RERANKERS, refuse_mistyped_reranker, stays_off_the_hub
 from hce.encoding.encoder import Encoder, device_and_dtype
-from hce.encoding.tables import MODULES, loading, require_model_folder
+from hce.encoding.tables import MODULES, loading, quiet_transformers, require_model_folder
 from hce.errors import FormatError, InputError
 from hce.files import SEAL, checksum_of_arrays, kept_arrays
 from hce.progress import progress_bar
@@ -68,7 +68,7 @@ class Reranker:
         dtype: torch.dtype | None = None,
         local: bool = False,
     ) -> Reranker:
-        """Load a directory or a hub id of any cross-encoder of sentence-transformers; options as `Encoder.load` has.
+        """Load a cross-encoder's directory or hub id; options as in `Encoder.load`.
 
         Raises:
             InputError: there is no such model, or the model is no cross-encoder with one score.
@@ -96,7 +96,7 @@ class Reranker:
         return cls(model, name)
 
     def scores(self, query: str, texts: Sequence[str]) -> np.ndarray:
-        """Return how well each text answers a query, of shape (texts,), float32; the scale is the model's own."""
+        """Return how well each text answers a query, on the model's own scale."""
         if not texts:
             return np.empty(0, np.float32)
         pairs = [(query, text) for text in texts]
@@ -129,7 +129,7 @@ class QueryTokens(NamedTuple):
     weights: np.ndarray  # (tokens,)
 
     def max_similarities(self, codes: Sequence[np.ndarray]) -> np.ndarray:
-        """Compare these tokens to those of each text, given as `TokenSpace.codes`: from −1 to 1, of shape (texts,)."""
+        """Compare the tokens to each text's `TokenSpace.codes`: from −1 to 1."""
         close = np.zeros(len(codes), np.float32)
         for row, text in enumerate(codes):  # one by one: together they may be very many tokens
             if len(text) and len(self.vectors):
@@ -149,7 +149,7 @@ class TokenSpace:
 
     @classmethod
     def fit(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenSpace | None:
-        """Find the directions in the states of some documents, and count the tokens of many; None without states.
+        """Fit directions of states and counts of tokens; None without states.
 
         If documents are few, words of the vocabulary stand in for more.
         """
@@ -180,7 +180,7 @@ class TokenSpace:
         return np.asarray((STEPS * self._reduced(states)).round().to(torch.int8).cpu().numpy())
 
     def query(self, ids: np.ndarray, states: Tensor) -> QueryTokens:
-        """Return a query's tokens from their ids, of shape (tokens,), and states, of shape (tokens, n)."""
+        """Return a query's tokens from their ids and states."""
         weights = self.weights[ids]
         return QueryTokens(self._reduced(states).cpu().numpy(), weights / max(float(weights.sum()), 1e-9))
 

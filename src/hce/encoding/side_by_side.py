@@ -25,7 +25,6 @@ from sentence_transformers.util import load_dir_path, load_file_path
 from torch import Tensor, nn
 
 from hce.contained import read_json_value
-from hce.encoding.bundled import quiet_transformers
 from hce.encoding.tables import (
     CENTRES_FILE,
     MODULES,
@@ -42,6 +41,7 @@ from hce.encoding.tables import (
     first_module,
     joined_rows,
     mapped_rows,
+    quiet_transformers,
     read_side_by_side,
 )
 from hce.encoding.word_table import WordTable, hub_options
@@ -97,7 +97,7 @@ class SideBySide(InputModule):
         return sum(int(part.get_embedding_dimension()) for part in self.parts)
 
     def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
-        """Prepare the texts for each part, the first one with the prompt; names begin with the part's number."""
+        """Prepare the texts for each part; only the first one gets the prompt."""
         features = {}
         for number, part in enumerate(self.parts):
             own = part.preprocess(inputs, prompt=None if number else prompt, **kwargs)
@@ -105,7 +105,7 @@ class SideBySide(InputModule):
         return features
 
     def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
-        """Encode by each part, and join the vectors; a text is a document unless `task` is "query"."""
+        """Encode by each part, and join the vectors."""
         unit, rows = partial(F.normalize, dim=1), []
         for number, part in enumerate(self.parts):
             start = f"{number}."
@@ -133,7 +133,7 @@ class SideBySide(InputModule):
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> SideBySide:
-        """Read what `save` wrote, from a folder or a hub id, or fail with FormatError; no code of a part is run."""
+        """Read what `save` wrote, from a folder or a hub id."""
         folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
         how = {name: kwargs[name] for name in PART_OPTIONS if kwargs.get(name) is not None}
         folders, options = read_side_by_side(folder)
@@ -144,7 +144,7 @@ class SideBySide(InputModule):
 
 
 def _load_part(folder: Path, **how: Any) -> SentenceTransformer:
-    """Load a part: sentence-transformers would import our modules only along with code of the folder."""
+    """Load a part, and run no code of its folder."""
     table = Table.read(folder)
     if table is not None:
         return model_of_table(table)
@@ -166,7 +166,7 @@ def model_of_table(table: Table) -> SentenceTransformer:
 
 
 def table_of(model: SentenceTransformer) -> Table | None:
-    """Return the table that a model consists of, with its present weights; None for other models."""
+    """Return the table that a model consists of; None for other models."""
     first, *rest = model
     if not all(isinstance(each, Normalize) and each.get_config_dict() == NORMALIZE for each in rest):
         return None
@@ -179,7 +179,7 @@ def table_of(model: SentenceTransformer) -> Table | None:
 
 
 def hub_folder(spec: str, *, local: bool) -> Path | None:
-    """Download a model of the hub, unless `local`, if it has a module of this package, and return its folder."""
+    """Return the folder of a hub's model that has a module of this package."""
     modules = load_file_path(spec, MODULES, local_files_only=local)
     if modules is None or first_module(Path(modules).parent)[0] not in (SIDE_BY_SIDE, WORD_TABLE):
         return None
@@ -187,7 +187,7 @@ def hub_folder(spec: str, *, local: bool) -> Path | None:
 
 
 def save_plain(encoder: Encoder, folder: str | Path, *, first_alone: bool = False) -> str:
-    """Write a new folder that `SentenceTransformer(folder)` loads to the same vectors without hce; return its kind.
+    """Write a folder that loads to the same vectors without hce; return its kind.
 
     Fail with InputError if the encoder has no such form, or the folder is not empty. With `first_alone`, write only the
     first of several encoders side by side.

@@ -100,7 +100,7 @@ def token_offsets(tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 
 def _by_piece(tokenizer: Tokenizer, text: str) -> Iterator[tuple[int, Any]]:
-    """Tokenize a long text piece by piece; yield where each piece begins, and its tokens."""
+    """Tokenize a long text in pieces; yield where each begins, and its tokens."""
     start = 0
     for piece in text_pieces(text):
         yield start, tokenizer.encode(piece, add_special_tokens=False)
@@ -120,7 +120,7 @@ class Bags(NamedTuple):
         return np.cumsum(self.lengths) - self.lengths
 
     def sums(self, table: np.ndarray) -> np.ndarray:
-        """Add up the rows of each text, of shape (texts, n), or fail with LookupError if there is no such row.
+        """Add up the rows of each text, of shape (texts, n).
 
         Texts are summed one by one: the rows of many would not stay in the processor's cache.
         """
@@ -182,9 +182,10 @@ def as_unit_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def mapped_rows(rows: Any, query_map: Any, unit: Callable[[Any], Any] = as_unit_rows) -> Any:
-    """Move unit rows of queries, arrays or tensors of shape (queries, n), by a linear map to other unit rows.
+    """Move unit rows of queries by a linear map to other unit rows.
 
-    The map, of shape (n, n + 1), is what is added to each: weights and, in the last column, a constant.
+    The rows are an array or a tensor of shape (queries, n). The map, of shape (n, n + 1), is what is added to each:
+    weights and, in the last column, a constant.
     """
     return unit(rows + rows @ query_map[:, :-1].T + query_map[:, -1])
 
@@ -196,9 +197,9 @@ def joined_rows(
     unit: Callable[[Any], Any] = as_unit_rows,
     concatenate: Callable[..., Any] = np.concatenate,
 ) -> Any:
-    """Join the rows of parts, arrays or tensors of shape (texts, nᵢ), to unit rows of shape (texts, Σ nᵢ), float32.
+    """Join parts' rows of shape (texts, nᵢ) to unit rows of shape (texts, Σ nᵢ).
 
-    A row is 0 if a part knows nothing of a text. `centre`, of shape (n₁,), is subtracted from the first part's rows.
+    Rows are arrays or tensors, and 0 if a part knows nothing of a text. `centre` is subtracted from the first part's.
     """
     first = parts[0] if centre is None else unit(parts[0] - centre)
     scaled = [float(share) ** 0.5 * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
@@ -253,7 +254,7 @@ class Table(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> Table | None:
-        """Read a table that was saved as a sentence-transformers model; None if the folder holds another model.
+        """Read a table from a model's folder; None if that holds another model.
 
         A damaged file may make a library's reader raise any error.
         """
@@ -302,7 +303,7 @@ class Table(NamedTuple):
         return fingerprint_of_modules(self.prompts, None, modules, tokenizer, [(name, self.vectors)])
 
     def encode(self, texts: Sequence[str], prompt: str = "", memo: TokenMemo | None = None) -> np.ndarray:
-        """Encode texts to unit rows of shape (texts, n), 0 if no row is known; a table of words ignores the prompt."""
+        """Encode texts to unit rows of shape (texts, n), 0 if no row is known."""
         if isinstance(self.splitter, WordRows):
             bags = self.splitter.bags(texts)
         else:
@@ -311,7 +312,7 @@ class Table(NamedTuple):
 
 
 def tokenizer_json(tokenizer: Any, *, own_limit: bool = True) -> str:
-    """Return a tokenizer as JSON, or its type, without settings that calls change, such as a length not its own."""
+    """Return a tokenizer as JSON, without settings that calls change."""
     if not hasattr(tokenizer, "to_str"):
         return type(tokenizer).__name__
     content = json.loads(tokenizer.to_str())
@@ -328,7 +329,7 @@ def fingerprint_of_modules(
     tokenizer: str,
     arrays: Iterable[tuple[str, np.ndarray]],
 ) -> str:
-    """Return a sha256 over an encoder without companions, with its weights in the order of their names."""
+    """Return a sha256 over an encoder without companions, and its weights."""
     settings = {"prompts": prompts.of_sides(), "max_length": max_length}
     digest = hashlib.sha256(json.dumps([settings, modules, tokenizer], sort_keys=True).encode())
     for name, array in arrays:
@@ -341,13 +342,29 @@ def fingerprint_of_modules(
 
 
 def damaged_model(name: Path | str, error: Exception, what: str = "model") -> FormatError:
-    """Return the error for a model that cannot be read, or whose files do not fit together."""
+    """Return the error for a model that cannot be read."""
     return FormatError(f"{name}: a damaged {what} ({one_line(error)}); train or copy it again")
 
 
 @contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' load report and weight bar in this block."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
 def loading(spec: str, what: str, advice: str) -> Iterator[None]:
-    """Report in one line why a model of the kind `what` cannot be loaded in this block; `advice` is what to give."""
+    """Report in one line why a model cannot be loaded in this block."""
     try:
         yield
     except HceError:
@@ -368,14 +385,14 @@ def require_row_for_each_token(tokenizer: Tokenizer, rows: int, spec: str) -> No
 
 
 def require_model_folder(folder: Path) -> None:
-    """Fail with InputError if a folder holds no model, with OutsideError if it leads out of itself."""
+    """Fail if a folder holds no model, or leads out of itself."""
     require_inside(folder)
     if not any(is_file(folder / name) for name in (MODULES, "config.json")):
         raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
 
 
 def first_module(folder: Path) -> tuple[str, str]:
-    """Return type and path of a model's first module if only a Normalize follows, and nothing otherwise."""
+    """Return a model's first module, its type and path, if a Normalize follows it."""
     entries = read_json_value(folder / MODULES) if is_file(folder / MODULES) else None
     if not isinstance(entries, list) or len(entries) != 2 or not all(isinstance(entry, dict) for entry in entries):
         return "", ""
@@ -387,7 +404,7 @@ def first_module(folder: Path) -> tuple[str, str]:
 
 
 def read_side_by_side(module: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Return the folders of parts in the folder of a `SideBySide` module, and its shares, centers and query map."""
+    """Return the folders of a `SideBySide` module's parts, and how to join them."""
     try:
         shares = tuple(map(float, read_json(module / SHARES_FILE)["shares"]))
         arrays = load_file(module / CENTRES_FILE) if is_file(module / CENTRES_FILE) else {}

@@ -52,7 +52,7 @@ def fit_words(
     without: np.ndarray | None = None,
     seed: int = 0,
 ) -> Table:
-    """Learn the words of a corpus: a vector of at most `dim` entries for each, whose length has the word's idf in it.
+    """Learn a vector for each word of a corpus; its length has the idf in it.
 
     Documents at the positions `without` are left out. Fail with InputError if hardly a word is in two documents.
     """
@@ -117,7 +117,7 @@ def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_matrix(bags: Iterable[Counter[str]], column_of: Mapping[str, int], dtype: type) -> sparse.csr_matrix:
-    """Return how often each term that has a column is in each text, of shape (texts, terms)."""
+    """Return how often each term with a column is in each text."""
     known = [{column_of[term]: count for term, count in bag.items() if term in column_of} for bag in bags]
     ends = np.cumsum([0, *map(len, known)])
     columns = np.fromiter(chain.from_iterable(known), dtype=np.int64, count=int(ends[-1]))
@@ -128,7 +128,7 @@ def count_matrix(bags: Iterable[Counter[str]], column_of: Mapping[str, int], dty
 def document_frequencies(
     tokenizer: Tokenizer, texts: Iterable[str], vocabulary: int, advance: Advance = lambda count: None
 ) -> tuple[np.ndarray, int]:
-    """Return in how many texts each token occurs, of shape (vocabulary,), float64, and the number of texts."""
+    """Return in how many texts each token occurs, and the number of texts."""
     counts, total, texts = np.zeros(vocabulary), 0, iter(texts)
     while batch := list(islice(texts, TEXTS_AT_ONCE)):
         total += len(batch)
@@ -139,13 +139,13 @@ def document_frequencies(
 
 
 def expected_frequencies(table: np.ndarray) -> np.ndarray:
-    """Estimate the share of texts with each token: a row's length is its idf, the mean length `PRIOR_IDF`."""
+    """Estimate the share of texts with each token: a row's length is its idf."""
     lengths = np.linalg.norm(table, axis=1)
     return np.exp(-PRIOR_IDF * lengths / (lengths.mean() or 1.0))
 
 
 def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
-    """Fit a token table of shape (vocabulary, n): center and whiten the directions, then scale each row to its idf.
+    """Fit a token table: center and whiten directions, scale rows to their idf.
 
     Centering and whitening are weighted by df·idf², the share of a token in the energy of the corpus's vectors, so that
     no direction that is common in the corpus dominates every inner product. On scifact's and nfcorpus's train and dev

@@ -25,8 +25,9 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding, 
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hce.encoding.bundled import BUNDLED, quiet_transformers
+from hce.encoding.bundled import BUNDLED
 from hce.encoding.encoder import Encoder, fast_dtype
+from hce.encoding.tables import quiet_transformers
 from hce.errors import InputError, one_line
 from hce.evaluation.runs import Scored
 from hce.training.losses import scores_of

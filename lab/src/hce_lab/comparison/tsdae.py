@@ -21,8 +21,8 @@ from torch import Tensor
 
 from hce.data.corpus import Corpus
 from hce.data.text import WORD_OR_MARK
-from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import Encoder
+from hce.encoding.tables import quiet_transformers
 from hce.errors import InputError
 from hce.progress import progress_bar
 from hce.training.co_training import load_best_mix, weights_of

