@@ -94,8 +94,8 @@ class Corpus(Sequence[Document]):
     ) -> Corpus:
         """Read and check a collection of documents.
 
-        It is a BEIR folder, JSONL, JSON, CSV, TSV, Parquet, a folder of texts, or "-". A folder with nothing to read but
-        JSONL or Parquet files is one collection, in the order of their names.
+        It is a BEIR folder, JSONL, JSON, CSV, TSV, Parquet, a folder of texts, or "-". A folder with nothing but
+        JSONL or Parquet files to read is one collection, in the order of their names.
 
         Args:
             path: where the documents are.
