@@ -283,9 +283,6 @@ class _Some(Sequence[Document]):
         return self._documents[int(self._positions[index])]
 
 
-# ------------------------------------------------------------------------------------------------- sources
-
-
 def _documents_source(path: str | Path) -> Path:
     """Return a BEIR folder's corpus file; any other path unchanged."""
     path = Path(path)
@@ -322,9 +319,6 @@ def _record(where: str, fields: Mapping[str, Any]) -> Record:
     if not isinstance(fields, Mapping):
         raise wrong_type(fields, f"{where}: give a mapping such as {{'id': 'a', 'text': 'red shoes'}}")
     return Record(where, dict(fields))
-
-
-# ------------------------------------------------------------------------------------------------- checking
 
 
 class _Scan:
@@ -461,9 +455,6 @@ def _copying(file: IO[bytes] | None) -> Iterator[None]:
             f"{place}: the documents cannot be copied there ({error.strerror}); make room, or name another folder "
             "in TMPDIR, or give them as JSONL, which is read in its place"
         ) from error
-
-
-# ------------------------------------------------------------------------------------------------- fetching
 
 
 class _JsonlFile(Sequence[Document]):

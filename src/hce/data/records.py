@@ -153,9 +153,6 @@ def format_suffix(path: str | Path) -> str:
     return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
-# ------------------------------------------------------------------------------------------------- lines
-
-
 def read_lines(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Line]:
     """Stream the lines of a text file (or .gz, or "-")."""
     for where, raw in raw_lines(path, reading):
@@ -230,9 +227,6 @@ def _decode(raw: bytes, where: str) -> str:
             f"{where}: not UTF-8 (byte 0x{bad:02x} at position {error.start + 1}); save the file as UTF-8, "
             "or give its encoding, as in --encoding latin-1"
         ) from error
-
-
-# ------------------------------------------------------------------------------------------------- JSON
 
 
 def _read_jsonl(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
@@ -323,9 +317,6 @@ class _JsonText:
         return size > 0
 
 
-# ------------------------------------------------------------------------------------------------- tables
-
-
 def _read_csv(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
     """Stream the rows of a CSV file; quotes protect delimiters and line breaks."""
     delimiter = reading.delimiter
@@ -395,9 +386,6 @@ def _read_parquet(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Reco
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = one_line(error)
         raise InputError(f"{path}: not a readable Parquet file ({reason}); check it or write it again") from error
-
-
-# ------------------------------------------------------------------------------------------------- opening
 
 
 def unreadable(path: str | Path, error: OSError) -> InputError:

@@ -175,9 +175,6 @@ def is_url(text: str) -> bool:
     return text.lower().startswith(("http://", "https://"))
 
 
-# ------------------------------------------------------------------------------------------------- terms
-
-
 def terms(text: str, language: str) -> list[str]:
     """Return the terms of a text, in order.
 
@@ -232,9 +229,6 @@ def analyzer(language: str) -> Any:
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.regex(r"\w+"))
     builder = builder.filter(tantivy.Filter.remove_long(LONGEST_WORD)).filter(tantivy.Filter.lowercase())
     return (builder if language == "none" else builder.filter(tantivy.Filter.stemmer(language))).build()
-
-
-# ------------------------------------------------------------------------------------------------- passages
 
 
 class Passage(NamedTuple):
@@ -295,9 +289,6 @@ def _cut_between(kinds: list[np.ndarray], low: int, high: int, which: int) -> in
 def _after(kinds: list[np.ndarray], token: int) -> int:
     """Return the first cut after a token."""
     return int(kinds[-1][np.searchsorted(kinds[-1], token, side="right")])
-
-
-# ------------------------------------------------------------------------------------------------- snippets
 
 
 class Snippet(NamedTuple):
@@ -397,9 +388,6 @@ def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
         if len(inside) > best:
             best, start = len(inside), marks[left][0]
     return max(0, min(start - length // 4, len(text) - length))
-
-
-# ------------------------------------------------------------------------------------------------- languages
 
 
 def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") -> None:

@@ -153,9 +153,6 @@ def split_heading(text: str) -> tuple[str, str]:
     return "", text
 
 
-# ------------------------------------------------------------------------------------------------- pages
-
-
 class Page(NamedTuple):
     """A title, which may be empty, and a text."""
 

@@ -80,9 +80,6 @@ NDCG: dict[Work, dict[str, float]] = {
 }
 
 
-# ----------------------------------------------------------------------------------------- loading
-
-
 def load_minilm() -> SentenceTransformer:
     """Load all-MiniLM-L6-v2 from its package, after checking its files."""
     from sentence_transformers import SentenceTransformer
@@ -173,9 +170,6 @@ def _static_fingerprint() -> str:
     return hashlib.sha256(recipe.encode()).hexdigest()[:16]
 
 
-# ----------------------------------------------------------------------------------------- packages and cache
-
-
 def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
     """Return a folder of $HCE_CACHE; `make` fills it if `proof` is missing."""
     import platformdirs
@@ -205,9 +199,6 @@ def verify(path: Path, published: str, what: str, to_install: str) -> None:
             f"{path} is not the {what} (sha256 {found}, expected {published}); "
             f"reinstall with pip install --force-reinstall {to_install}"
         )
-
-
-# ----------------------------------------------------------------------------------------- names
 
 
 def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "encoder") -> None:
@@ -281,9 +272,6 @@ def _is_on_the_hub(name: str) -> bool:
     except httpx.HTTPError as error:
         raise OSError(one_line(error)) from error
     return True
-
-
-# ----------------------------------------------------------------------------------------- which of the two
 
 
 def chosen_encoder(name: str, corpus: Corpus, work: Work, option: str) -> tuple[str, str | None]:

@@ -44,9 +44,6 @@ COUNTED_AT_ONCE = 8192
 STEPS = 127  # an entry of a unit vector is kept as a whole number of 127ths
 
 
-# ----------------------------------------------------------------------------------------- cross-encoders
-
-
 class Reranker:
     """A cross-encoder that gives each pair of a query and a text one score."""
 
@@ -87,12 +84,9 @@ class Reranker:
             local = local or stays_off_the_hub(name, "cross-encoder", advice, RERANKERS)
             model = CrossEncoder(name, device=str(device), local_files_only=local, model_kwargs={"dtype": dtype})
         known = getattr(getattr(model.model, "config", None), "architectures", None) or []
-        if known and not any(
-            kind in architecture for architecture in known for kind in FOR_PAIRS
-        ):  # a random last layer
-            raise InputError(
-                f"{name} is a {known[0]}, and no cross-encoder: it was not trained to score pairs of texts"
-            )
+        if known and not any(kind in each for each in known for kind in FOR_PAIRS):  # its last layer would be random
+            what = f"a {known[0]}, and no cross-encoder"
+            raise InputError(f"{name} is {what}: it was not trained to score pairs of texts")
         return cls(model, name)
 
     def scores(self, query: str, texts: Sequence[str]) -> np.ndarray:
@@ -117,9 +111,6 @@ def _refuse_other_folders(folder: Path) -> None:
         return  # the library says what is wrong
     if is_encoder:
         raise InputError(f"{folder} is an encoder, and no cross-encoder: it cannot read a query and a text together")
-
-
-# ----------------------------------------------------------------------------------------- late interaction
 
 
 class QueryTokens(NamedTuple):

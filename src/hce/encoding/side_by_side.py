@@ -59,6 +59,7 @@ class SideBySide(InputModule):
 
     save_in_root = False
     forward_kwargs: ClassVar[set[str]] = {"task"}
+    config_file_name, config_keys = SHARES_FILE, ("shares",)
     parts: Sequence[SentenceTransformer]
     centres: Tensor | None
     query_map: Tensor | None
@@ -81,16 +82,6 @@ class SideBySide(InputModule):
     def tokenizer(self) -> Any:
         """The first part's tokenizer."""
         return self.parts[0].tokenizer
-
-    @property
-    def max_seq_length(self) -> int | None:
-        """How many tokens the first part reads."""
-        limit: int | None = self.parts[0].max_seq_length
-        return limit
-
-    @max_seq_length.setter
-    def max_seq_length(self, limit: int | None) -> None:
-        self.parts[0].max_seq_length = limit
 
     def get_embedding_dimension(self) -> int:
         """Return the sum of the parts' dimensions."""
@@ -117,13 +108,9 @@ class SideBySide(InputModule):
         center = None if self.centres is None else self.centres[SIDES.index(side)]
         return {**features, "sentence_embedding": joined_rows(rows, self.shares, center, unit, torch.cat)}
 
-    def get_config_dict(self) -> dict[str, Any]:
-        """Return the shares."""
-        return {"shares": list(self.shares)}
-
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
         """Write each part into a folder of its own, below an existing one."""
-        write_json(Path(output_path) / SHARES_FILE, self.get_config_dict())
+        self.save_config(output_path)
         arrays = {"centres": self.centres, "query_map": self.query_map}
         known = {name: array.cpu().numpy() for name, array in arrays.items() if array is not None}
         if known:
@@ -134,7 +121,7 @@ class SideBySide(InputModule):
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> SideBySide:
         """Read what `save` wrote, from a folder or a hub id."""
-        folder = Path(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs)))
+        folder = Path(cls.load_dir_path(model_name_or_path, subfolder, **hub_options(kwargs)))
         how = {name: kwargs[name] for name in PART_OPTIONS if kwargs.get(name) is not None}
         folders, options = read_side_by_side(folder)
         try:

@@ -42,9 +42,6 @@ SIDE_BY_SIDE = "hce.encoding.side_by_side.SideBySide"
 NORMALIZE = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 
 
-# ----------------------------------------------------------------------------------------- rows of texts
-
-
 class TokenMemo(dict[str, tuple[int, ...]]):
     """The token ids of each word met so far: half of a training's time was WordPiece on the same words.
 
@@ -172,9 +169,6 @@ class WordRows:
         return {"language": self.language, "words": self.terms}
 
 
-# ----------------------------------------------------------------------------------------- vectors
-
-
 def as_unit_rows(rows: np.ndarray) -> np.ndarray:
     """Scale rows to length 1; a zero row stays zero."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -216,9 +210,6 @@ def check_parts(
         raise ValueError(f"centres of shape {centres.shape} are not two vectors of the first part's")
     if query_map is not None and query_map.shape != (dims[0], dims[0] + 1):
         raise ValueError(f"a map of shape {query_map.shape} is not one of the first part's queries")
-
-
-# ----------------------------------------------------------------------------------------- the tables
 
 
 class Prompts(NamedTuple):
@@ -336,9 +327,6 @@ def fingerprint_of_modules(
         digest.update(f"{name}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-# ----------------------------------------------------------------------------------------- folders of models
 
 
 def damaged_model(name: Path | str, error: Exception, what: str = "model") -> FormatError:
