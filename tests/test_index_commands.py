@@ -135,7 +135,7 @@ def test_index_options_and_json(run, corpus_file, model, tmp_path):
     made = run("index", "-", *options, stdin=corpus_file.read_text())
     facts = json.loads(made.out)
     assert (facts["engine"], facts["tree_levels"]) == ("exact", 0)
-    assert only_error(run("tree", tmp_path / "index")).endswith("this index carries no tree; index anew to get one")
+    assert only_error(run("tree", tmp_path / "index")).endswith("this index carries no tree; index again to get one")
     assert "exists and is not an empty folder" in only_error(run("index", corpus_file, *options[:4]))
     assert "engine 'x': choose" in only_error(
         run("index", corpus_file, "-m", model, "-o", tmp_path / "x", "--engine", "x")

@@ -165,7 +165,7 @@ def test_documents_come_and_go_and_nothing_else_moves(index, drawing):
     with index.state.reading() as reader:
         numbers = np.array([reader.present([each])[each][0] for each in ("later", twin.id)])
         place, like = later.places_of(reader, numbers)
-        cell = np.sqrt(1 / len(later.cells.polygons))
+        cell = np.sqrt(1 / len(later.sheet.cells.polygons))
         assert np.linalg.norm(place - like) < cell  # equal texts are neighbours
         vector = index.state.encode_queries([twin.full_text])[0]
         assert np.linalg.norm(later.place_of_query(reader, vector) - like) < cell

@@ -238,15 +238,15 @@ def after(count, function):
 def killed_reindexing(path, encoder, where):
     """Begin to reindex in a process of its own, and be killed at some point."""
     module.ENCODED_AT_ONCE = 8
-    swap, switch = Writer.swap_beside, module._Reindexing._switch
+    swap, switch = Writer.swap_standby, module._Reindexing._switch
     places = {
         "room": (Encoder, "save", die),
         "encoder": (module._Reindexing, "finish", die),
-        "encoding": (Writer, "fill_beside", after(2, Writer.fill_beside)),
+        "encoding": (Writer, "fill_standby", after(2, Writer.fill_standby)),
         "growing": (module, "grow_tree", die),
         "snapshots": (module._Reindexing, "_switch", die),
-        "manifest": (Writer, "swap_beside", die),
-        "swapped": (Writer, "swap_beside", lambda *arguments: (swap(*arguments), die())),
+        "manifest": (Writer, "swap_standby", die),
+        "swapped": (Writer, "swap_standby", lambda *arguments: (swap(*arguments), die())),
         "decided": (module._Reindexing, "_switch", lambda *given, **options: (switch(*given, **options), die())),
     }
     setattr(*places[where])
@@ -264,8 +264,8 @@ def test_kill_9_leaves_the_old_or_the_new_and_the_same_call_goes_on(made, new, f
     assert process.exitcode == -9
     monkeypatch.setattr(module, "ENCODED_AT_ONCE", 8)
     encoded = []
-    fill = Writer.fill_beside
-    monkeypatch.setattr(Writer, "fill_beside", lambda *each: (encoded.extend(each[1]), fill(*each)))
+    fill = Writer.fill_standby
+    monkeypatch.setattr(Writer, "fill_standby", lambda *each: (encoded.extend(each[1]), fill(*each)))
     with Index.open(made) as index:
         assert hits_of(index) == (fresh if where in AFTER else before)
         assert check(made).is_sound

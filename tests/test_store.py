@@ -815,10 +815,3 @@ def test_a_full_disk_names_the_folder_that_was_to_be_made(tmp_path):
             writer.insert([Document("a", "t" * 10**6)], np.ones((1, 2)))
     assert str(told.value).startswith(f"{tmp_path / 'ix'}: ")
     assert not list(tmp_path.iterdir())
-
-
-def test_long_texts_are_not_remembered():
-    """Thousands of long documents that were written are not kept in memory for their keys."""
-    remembered = tables._remembered_key.cache_info().currsize
-    assert tables.content_key("w1 " * 1000) == tables.content_key("w1 " * 1000) != tables.content_key("w1 " * 1001)
-    assert tables._remembered_key.cache_info().currsize == remembered

@@ -207,6 +207,10 @@ class Untrained:
 
     def _catch_up_or_say_why(self) -> None:
         try:
+            if len(self.index) > MOST_DOCUMENTS:
+                raise InputError(
+                    f"{len(self.index):,} documents are more than the {MOST_DOCUMENTS:,} that are compared"
+                )
             self._catch_up()
         except Exception as error:
             reason = reason_of(error, "the untrained encoder's ranking could not be prepared")
@@ -214,10 +218,6 @@ class Untrained:
 
     def _catch_up(self) -> None:
         """Encode the texts that have no vector yet, unless the work is stopped."""
-        if len(self.index) > MOST_DOCUMENTS:
-            reason = f"{len(self.index):,} documents are more than the {MOST_DOCUMENTS:,} that are compared"
-            self._readiness = Readiness("off", self.spec, reason)
-            return
         path = self.index.path / UNTRAINED_FILE
         encoder = self._encoder = self._encoder or _load_local(str(self.spec))
         before = self._prepared
@@ -276,10 +276,15 @@ def _load_local(spec: str) -> Encoder:
 
 
 MAP_FILE = "map.safetensors"
+MAP_ARRAYS = ("numbers", "places", "sites")
+MAP_FORMAT = "1"
 MOST_DRAWN = 200_000
 MOST_OF_A_LEAF = 512  # documents that what came later is compared with
-MAP_FORMAT = "1"
-NOT_READY = "the map is not ready yet; /api/map says how far it is"
+
+
+def is_damaged_map(path: Path) -> bool:
+    """Return whether there is a file of a map that is not as it was written."""
+    return is_file(path) and kept_arrays(path, MAP_ARRAYS) is None
 
 
 @dataclass(frozen=True)
@@ -292,46 +297,58 @@ class MapReadiness:
 
 
 class Drawn(NamedTuple):
-    """The documents on the map at one moment: by number, rising, place in the unit square (M, 2), and node (M,)."""
+    """Documents on the map: by number, rising, place in the unit square (M, 2), and node of the map's level (M,)."""
 
     numbers: np.ndarray
     places: np.ndarray
     nodes: np.ndarray
 
 
-class StoredMap(NamedTuple):
-    """The file of a map: documents by number, rising, their places (M, 2), and the places of the nodes (S, 2)."""
+class _Sheet(NamedTuple):
+    """The map of one tree: its documents by number, rising, their places (M, 2), and those of the nodes (S, 2)."""
 
+    tree: NumberedHierarchy
+    level: int  # whose nodes have cells
+    cells: Cells
     numbers: np.ndarray
     places: np.ndarray
     sites: np.ndarray
 
-    @classmethod
-    def read(cls, path: Path, tree: str) -> StoredMap | None:
-        """Read the map of the tree with this fingerprint; None if missing or damaged."""
-        kept = kept_arrays(path, cls._fields)
-        if kept is None or (kept.facts.get("format"), kept.facts.get("tree")) != (MAP_FORMAT, tree):
-            return None
-        return cls(*kept.arrays)
+    def near(self, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
+        """Place vectors next to their nearest among the drawn documents of the leaf a walk leads to, or at its site."""
+        hierarchy = self.tree.hierarchy
+        leaves = hierarchy.walk(vectors)[-1][:, 0]
+        result = self.sites[hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, self.level]].astype(np.float32)
+        for leaf in np.unique(leaves).tolist():
+            check_deadline()
+            members = self.tree.numbers[hierarchy.children(hierarchy.depth - 1, leaf)]
+            there = np.flatnonzero(np.isin(drawn.numbers, members))[:MOST_OF_A_LEAF]
+            if len(there):
+                rows = np.flatnonzero(leaves == leaf)
+                result[rows] = place_beside(vectors[rows], reader.vectors_at(drawn.numbers[there]), drawn.places[there])
+        return result
 
-    def write(self, path: Path, tree: str) -> None:
-        """Keep the map for the next server, if possible."""
-        keep_arrays(path, self._asdict(), {"format": MAP_FORMAT, "tree": tree})
+    def draw(self, places: Places, reader: Reader, known: Drawn) -> Drawn:
+        """Place the documents of a moment; later ones go next to those of the sheet, unless they are `known`."""
+        hierarchy = self.tree.hierarchy
+        leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
+        order = np.argsort(places.numbers)
+        numbers, leaf = places.numbers[order], leaf[order]
+        is_kept = np.isin(self.numbers, numbers)
+        first = Drawn(self.numbers[is_kept], self.places[is_kept], np.empty(0, np.int64))
+        later = np.setdiff1d(numbers, self.tree.numbers)[: max(0, MOST_DRAWN - len(first.numbers))]
+        is_known = np.isin(later, known.numbers)  # what came before the last change has its place already
+        known_places, fresh = known.places[np.searchsorted(known.numbers, later[is_known])], later[~is_known]
+        new_places = self.near(reader, reader.vectors_at(fresh), first) if len(fresh) else known_places[:0]
+        all_numbers = np.concatenate([first.numbers, later[is_known], fresh])
+        all_places = np.concatenate([first.places, known_places, new_places]).astype(np.float32)
+        rising = np.argsort(all_numbers)
+        all_numbers = all_numbers[rising]
+        nodes = hierarchy.ancestors(hierarchy.depth - 1, leaf[np.searchsorted(numbers, all_numbers)])
+        return Drawn(all_numbers, all_places[rising], nodes[:, self.level])
 
 
-def is_damaged_map(path: Path) -> bool:
-    """Return whether there is a file of a map that is not as it was written."""
-    return is_file(path) and kept_arrays(path, StoredMap._fields) is None
-
-
-class _Sheet(NamedTuple):
-    """The map of one tree."""
-
-    tree: NumberedHierarchy
-    kept: StoredMap
-    cells: Cells
-
-    level: int
+NOTHING_DRAWN = Drawn(np.empty(0, np.int64), np.empty((0, 2), np.float32), np.empty(0, np.int64))
 
 
 class MapNow(NamedTuple):
@@ -341,16 +358,6 @@ class MapNow(NamedTuple):
     places: Places
     drawn: Drawn
 
-    @property
-    def level(self) -> int:
-        """The level whose nodes have cells."""
-        return self.sheet.level
-
-    @property
-    def cells(self) -> Cells:
-        """The cells of the nodes of that level."""
-        return self.sheet.cells
-
     def places_of(self, reader: Reader, numbers: np.ndarray) -> np.ndarray:
         """Return the places of documents, drawn or not, of shape (B, 2)."""
         found = np.searchsorted(self.drawn.numbers, numbers)
@@ -358,7 +365,7 @@ class MapNow(NamedTuple):
         result = np.zeros((len(numbers), 2), np.float32)
         result[is_drawn] = self.drawn.places[found[is_drawn]]
         if not is_drawn.all():
-            result[~is_drawn] = _near(self.sheet, reader, reader.vectors_at(numbers[~is_drawn]), self.drawn)
+            result[~is_drawn] = self.sheet.near(reader, reader.vectors_at(numbers[~is_drawn]), self.drawn)
         return result
 
     def place_of_query(self, reader: Reader, vector: np.ndarray) -> np.ndarray:
@@ -368,7 +375,7 @@ class MapNow(NamedTuple):
             WriterBusyError: the vector is of an encoder that the index had a moment ago.
         """
         require_same_length(self.sheet.tree, len(vector))
-        return np.asarray(_near(self.sheet, reader, vector[None], self.drawn)[0])
+        return np.asarray(self.sheet.near(reader, vector[None], self.drawn)[0])
 
 
 class StoppedError(Exception):
@@ -399,7 +406,7 @@ class DocumentMap:
         """Return whether there is a map of the tree there is now; asking has it made."""
         tree = self.live.index.tree
         if tree is None or not tree.hierarchy.levels:
-            return MapReadiness("off", reason="this index carries no tree; index anew with one")
+            return MapReadiness("off", reason="this index carries no tree; index again with one")
         with self._lock:
             if self._wanted is not tree:
                 self._wanted, self._readiness, self._sheet, self._now = tree, MapReadiness("preparing"), None, None
@@ -407,22 +414,18 @@ class DocumentMap:
             return self._readiness
 
     def at(self, reader: Reader) -> MapNow:
-        """Return the map with the documents that `reader` sees.
-
-        Raises:
-            NotThereError: there is no map yet of the tree that there is now.
-        """
+        """Return the map with the documents that `reader` sees; NotThereError if there is none yet of this tree."""
         sheet, places = self._sheet, self.live.places_at(reader)
         if sheet is None or sheet.tree is not places.tree:
-            raise NotThereError(NOT_READY)
+            raise NotThereError("the map is not ready yet; /api/map says how far it is")
         with self._lock:
-            known = self._now
-        before = known.drawn if known is not None and known.sheet is sheet else None
-        if known is None or before is None or known.places.moment != places.moment:
-            known = MapNow(sheet, places, _draw(sheet, places, reader, before))
+            now = self._now
+        if now is None or now.sheet is not sheet or now.places.moment != places.moment:
+            known = now.drawn if now is not None and now.sheet is sheet else NOTHING_DRAWN
+            now = MapNow(sheet, places, sheet.draw(places, reader, known))
             with self._lock:
-                self._now = known if self._sheet is sheet else None
-        return known
+                self._now = now if self._sheet is sheet else None
+        return now
 
     def _make_or_say_why(self) -> None:
         tree = self._wanted
@@ -440,76 +443,35 @@ class DocumentMap:
                 self._sheet, self._readiness = sheet, readiness
 
     def _make(self, tree: NumberedHierarchy) -> _Sheet:
-        path, fingerprint = self.live.index.path / MAP_FILE, _fingerprint(tree)
-        kept = StoredMap.read(path, fingerprint)
-        if kept is None:
-            kept = self._lay_out(tree)
-            kept.write(path, fingerprint)
-        return _Sheet(tree, kept, cells(kept.sites), site_level(tree.hierarchy))
+        """Read the map of this tree, or make and keep it."""
+        parts = [tree.numbers, tree.hierarchy.document_parent]
+        for level in tree.hierarchy.levels:
+            parts += [level.parent, level.centroids]
+        path = self.live.index.path / MAP_FILE
+        facts = {"format": MAP_FORMAT, "tree": f"{checksum_of_arrays(parts):08x}"}
+        kept, level_of_sites = kept_arrays(path, MAP_ARRAYS), site_level(tree.hierarchy)
+        if kept is not None and facts.items() <= kept.facts.items():
+            numbers, places, sites = kept.arrays
+        else:
+            numbers, places, sites = self._lay_out(tree, level_of_sites)
+            keep_arrays(path, dict(zip(MAP_ARRAYS, (numbers, places, sites), strict=True)), facts)
+        return _Sheet(tree, level_of_sites, cells(sites), numbers, places, sites)
 
-    def _lay_out(self, tree: NumberedHierarchy) -> StoredMap:
+    def _lay_out(self, tree: NumberedHierarchy, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with self.live.index.state.reading() as reader:
             there = np.flatnonzero(np.isin(tree.numbers, reader.numbers()))
             chosen = there[np.unique(np.linspace(0, len(there) - 1, min(len(there), MOST_DRAWN)).astype(np.int64))]
             numbers, (every, vectors) = tree.numbers[chosen], reader.vectors()
         if not np.array_equal(every, numbers):
             vectors = vectors[np.searchsorted(every, numbers)]
-        self._tell(0.1)
-        sites = place_sites(tree.hierarchy, site_level(tree.hierarchy))
-        places = place_documents(
-            tree.hierarchy, sites, chosen, vectors, tell=lambda share: self._tell(0.3 + 0.7 * share)
-        )
+        self._report(0.1)
+        sites = place_sites(tree.hierarchy, level)
+        report = lambda share: self._report(0.3 + 0.7 * share)  # noqa: E731
+        places = place_documents(tree.hierarchy, sites, chosen, vectors, tell=report)
         order = np.argsort(numbers)
-        return StoredMap(numbers[order], places[order], sites)
+        return numbers[order], places[order], sites
 
-    def _tell(self, share: float) -> None:
+    def _report(self, share: float) -> None:
         if self._worker.is_stopping():
             raise StoppedError
         self._readiness = MapReadiness("preparing", round(share, 3))
-
-
-def _draw(sheet: _Sheet, places: Places, reader: Reader, known: Drawn | None) -> Drawn:
-    """Place the documents of a moment; later ones go next to those kept."""
-    hierarchy, kept = sheet.tree.hierarchy, sheet.kept
-    leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
-    order = np.argsort(places.numbers)
-    numbers, leaf = places.numbers[order], leaf[order]
-    is_kept = np.isin(kept.numbers, numbers)
-    later = np.setdiff1d(numbers, sheet.tree.numbers)[: max(0, MOST_DRAWN - int(is_kept.sum()))]
-    first = Drawn(kept.numbers[is_kept], kept.places[is_kept], np.empty(0, np.int64))
-    known = known or Drawn(np.empty(0, np.int64), np.empty((0, 2), np.float32), np.empty(0, np.int64))
-    had = np.isin(later, known.numbers)  # what came before the last change has its place already
-    known_places = known.places[np.searchsorted(known.numbers, later[had])]
-    fresh = later[~had]
-    new_places = _near(sheet, reader, reader.vectors_at(fresh), first) if len(fresh) else np.empty((0, 2), np.float32)
-    all_numbers = np.concatenate([first.numbers, later[had], fresh])
-    all_places = np.concatenate([first.places, known_places, new_places]).astype(np.float32)
-    rising = np.argsort(all_numbers)
-    all_numbers = all_numbers[rising]
-    nodes = hierarchy.ancestors(hierarchy.depth - 1, leaf[np.searchsorted(numbers, all_numbers)])
-    return Drawn(all_numbers, all_places[rising], nodes[:, sheet.level])
-
-
-def _near(sheet: _Sheet, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
-    """Place vectors next to their nearest among the drawn documents of the leaf a walk leads to, or at its site."""
-    hierarchy = sheet.tree.hierarchy
-    leaves = hierarchy.walk(vectors)[-1][:, 0]
-    site = hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, sheet.level]
-    result = sheet.kept.sites[site].astype(np.float32)
-    for leaf in np.unique(leaves).tolist():
-        check_deadline()
-        members = sheet.tree.numbers[hierarchy.children(hierarchy.depth - 1, leaf)]
-        there = np.flatnonzero(np.isin(drawn.numbers, members))[:MOST_OF_A_LEAF]
-        if len(there):
-            rows = np.flatnonzero(leaves == leaf)
-            near = reader.vectors_at(drawn.numbers[there])
-            result[rows] = place_beside(vectors[rows], near, drawn.places[there])
-    return result
-
-
-def _fingerprint(tree: NumberedHierarchy) -> str:
-    """Return a checksum of all that a map is made from."""
-    parts = [tree.numbers, tree.hierarchy.document_parent]
-    for level in tree.hierarchy.levels:
-        parts += [level.parent, level.centroids]
-    return f"{checksum_of_arrays(parts):08x}"

@@ -35,15 +35,9 @@ FROM_A_COPY = "restore it from a copy"
 
 
 class Finding(NamedTuple):
-    """Something that is not as it was written, or has no checksum.
+    """Something in a `part` of an index or a model that is not as it was written, or has no checksum (unknown).
 
-    Attributes:
-        part: of the index or model: store, documents, vectors, passages, changes, encoder, tree, engine, words, …
-        what: what was found, in one line.
-        state: "damaged", or "unknown" without a checksum.
-        can_heal: whether a repair can heal it.
-        remedy: what else to do.
-        number: of the document, if it is about one.
+    It says what was found, whether a repair can heal it, what else to do, and the number of the document.
     """
 
     part: str
@@ -68,11 +62,6 @@ class Checkup:
     def is_sound(self) -> bool:
         """Whether nothing is damaged."""
         return all(finding.state != "damaged" for finding in self.findings)
-
-    @property
-    def can_heal(self) -> bool:
-        """Whether a repair would heal, or add, anything."""
-        return any(finding.can_heal for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the checkup with all findings, for JSON."""
@@ -141,7 +130,7 @@ def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progres
 def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
     findings, documents = _index_findings(path, progress)
     checkup = Checkup(str(path), "index", tuple(findings), documents=documents)
-    if not repair or not checkup.can_heal:
+    if not repair or not any(finding.can_heal for finding in findings):
         return checkup
     _repair(path, findings, progress)
     left, documents = _index_findings(path, progress)
@@ -159,7 +148,13 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
         Finding("model", f"{model}/{each}", remedy="it is about the training only; copy it from the model")
         for each in damage_in(path / model) or []
     ]
-    findings += _tree_findings(path, manifest)
+    if manifest.hierarchy is not None:
+        try:
+            NumberedHierarchy.load(path / manifest.hierarchy)
+            if not is_file(path / manifest.hierarchy / CHECKSUMS):
+                findings.append(Finding("tree", f"{manifest.hierarchy}/ has no {CHECKSUMS}", "unknown", can_heal=True))
+        except FormatError as error:
+            findings.append(Finding("tree", str(error), can_heal=True))
     tokens = token_folder(path, manifest.suffix)
     if is_folder(tokens) and (damage := TokenCodes(tokens).damage()) is not None:
         findings.append(Finding("tokens", damage, can_heal=True))
@@ -173,21 +168,8 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
             findings += in_store
             findings += _derived_findings(index, reader)
     except HceError as error:
-        findings.append(Finding("store", str(error), remedy=f"{FROM_A_COPY}, or index anew"))
+        findings.append(Finding("store", str(error), remedy=f"{FROM_A_COPY}, or index again"))
     return findings, documents
-
-
-def _tree_findings(path: Path, manifest: Manifest) -> list[Finding]:
-    if manifest.hierarchy is None:
-        return []
-    folder = path / manifest.hierarchy
-    try:
-        NumberedHierarchy.load(folder)
-    except FormatError as error:
-        return [Finding("tree", str(error), can_heal=True)]
-    if is_file(folder / CHECKSUMS):
-        return []
-    return [Finding("tree", f"{manifest.hierarchy}/ has no {CHECKSUMS}", "unknown", can_heal=True)]
 
 
 def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
@@ -230,6 +212,12 @@ class _Numbers(NamedTuple):
     there: set[int]
     sound: set[int]
 
+    def unsound(self, part: str, number: int, line: str) -> Finding:
+        """Return the finding about a vector, which can be encoded again if its text is sound."""
+        if number in self.sound:
+            return Finding(part, line, can_heal=True, number=number)
+        return Finding(part, f"{line}, and neither is its text", remedy="put the document in again", number=number)
+
 
 def _document_findings(reader: Reader, advance: Advance) -> Generator[Finding, None, _Numbers]:
     """Compare each document with its checksum, and its text with its key."""
@@ -238,7 +226,10 @@ def _document_findings(reader: Reader, advance: Advance) -> Generator[Finding, N
         advance(1)
         number, doc_id, content, _, title, text = row
         numbers.there.add(number)
-        is_text_sound = _text_key(title, text) == content
+        try:
+            is_text_sound = content_key(Document("", text.decode(), title.decode()).full_text) == content
+        except (AttributeError, UnicodeDecodeError):
+            is_text_sound = False
         if is_text_sound and checksum == row_checksum(*row):
             numbers.sound.add(number)
             continue
@@ -261,9 +252,9 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
             continue
         left.discard(number)
         if not _is_vector(vector, reader.dim) or checksum != vector_checksum(number, vector):
-            yield _unsound("vectors", number, f"the vector of document number {number} is not as it was", numbers)
+            yield numbers.unsound("vectors", number, f"the vector of document number {number} is not as it was")
     for number in sorted(left):
-        yield _unsound("vectors", number, f"document number {number} has no vector", numbers)
+        yield numbers.unsound("vectors", number, f"document number {number} has no vector")
 
 
 def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
@@ -276,7 +267,7 @@ def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> It
         is_sound = is_sound and checksum == row_checksum(*row)
         for number in {before, document} if not is_sound else {document} if is_damaged else set():
             if number in numbers.there:
-                yield _unsound("passages", number, f"a passage of document number {number} is not as it was", numbers)
+                yield numbers.unsound("passages", number, f"a passage of document number {number} is not as it was")
         before, is_damaged = document, not is_sound
 
 
@@ -297,13 +288,6 @@ def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, adva
         yield Finding("changes", "what is written down of removed documents is not as it was", can_heal=True)
 
 
-def _text_key(title: Any, text: Any) -> int | None:
-    try:
-        return content_key(Document("", text.decode(), title.decode()).full_text)
-    except (AttributeError, UnicodeDecodeError):
-        return None
-
-
 def _is_vector(blob: Any, dim: int) -> bool:
     """Return whether a blob can be a unit vector of this dimension."""
     if not isinstance(blob, bytes) or len(blob) != 4 * dim:
@@ -311,12 +295,6 @@ def _is_vector(blob: Any, dim: int) -> bool:
     vector = np.frombuffer(blob, "<f4")
     with np.errstate(over="ignore", invalid="ignore"):
         return abs(math.sqrt(float(vector @ vector)) - 1) < NOT_UNIT
-
-
-def _unsound(part: str, number: int, line: str, numbers: _Numbers) -> Finding:
-    if number in numbers.sound:
-        return Finding(part, line, can_heal=True, number=number)
-    return Finding(part, f"{line}, and neither is its text", remedy="put the document in again", number=number)
 
 
 # ------------------------------------------------------------------------------------------------- healing
@@ -356,5 +334,5 @@ def _encode_again(index: Index, numbers: list[int], progress: bool) -> None:
         encoder = index.encoder
         documents = list(writer.documents(numbers).values())
         writer.delete(numbers)
-        with progress_bar("encoding anew", len(documents), "documents", show=progress) as advance:
+        with progress_bar("encoding again", len(documents), "documents", show=progress) as advance:
             insert_documents(writer, chunks_of([documents]), encoder.encode, Cutter(encoder), advance)

@@ -370,7 +370,7 @@ def reindex(
 def undo(store: Store, *, progress: bool = False) -> Manifest:
     """Activate again the encoder before the last reindexing; InputError if none is kept."""
     with _alone(store):
-        other = Manifest.read(store.path.parent).other()
+        other = Manifest.read(store.path.parent).standby()
         if other is None or not other.was_in_force:
             raise InputError(
                 f"{store.path.parent}: no earlier encoder is kept here (a rebuild gives it up); reindex with it by name"
@@ -400,7 +400,7 @@ def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None
     """Return the encoder to activate, begun earlier or now; None if it is active."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
-    other = manifest.other()
+    other = manifest.standby()
     if other is not None and other.spec == str(encoder) == "static":
         return other  # fitted to the documents that there were; fitted again, it would be another one
     with store.reading() as reader:
@@ -424,7 +424,7 @@ def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndar
         manifest = replace(Manifest.settled(index_folder, writer), beside=None)
         manifest.write(index_folder)  # before the tables that it names are gone
         delete_other_folders(index_folder, manifest)
-        writer.make_beside()
+        writer.make_standby()
         suffixes = (f"-{number}" for number in count(writer.next.change))
         suffix = next(each for each in suffixes if not (index_folder / f"{ENCODER_FOLDER}{each}").exists())
     with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
@@ -484,7 +484,7 @@ class _Reindexing:
     def _catch_up(self, progress: bool) -> None:
         """Encode documents some at a time; others may write in between."""
         with self.store.reading() as reader:
-            total, left = reader.moment().documents, reader.count_after(reader.last_beside() or 0)
+            total, left = reader.moment().documents, reader.count_after(reader.last_standby() or 0)
         with progress_bar("encoding", total, "documents", show=progress) as advance:
             advance(total - left)
             while True:
@@ -493,12 +493,12 @@ class _Reindexing:
                 if some is None:
                     return
                 with _writing(self.store) as writer:
-                    writer.fill_beside(*some)
+                    writer.fill_standby(*some)
                 advance(len(some[0]))
 
     def _next(self, reader: Reader) -> tuple[list[int], np.ndarray, dict[int, CutPassages]] | None:
         """Encode the next documents: numbers, vectors, and the passages of long ones by position."""
-        entries = list(islice(reader.entries(after=reader.last_beside() or 0), ENCODED_AT_ONCE))
+        entries = list(islice(reader.entries(after=reader.last_standby() or 0), ENCODED_AT_ONCE))
         if not entries:
             return None
         documents = [entry.document for entry in entries]
@@ -507,7 +507,7 @@ class _Reindexing:
 
     def _calibrate(self) -> None:
         """Choose how much words and tokens count with the new vectors, as `hce index` does."""
-        with self.store.reading_beside(self.other.dim) as reader:
+        with self.store.reading_standby(self.other.dim) as reader:
             entries = list(reader.entries())
         corpus = Corpus.from_documents(entry.document for entry in entries)
         vectors, language = np.stack([entry.vector for entry in entries]), Manifest.read(self.folder).language
@@ -521,7 +521,7 @@ class _Reindexing:
             return
         name: str | None = f"{FOLDER}{self.other.suffix}"
         if not is_folder(self.folder / str(name)):
-            with self.store.reading_beside(self.other.dim) as reader:
+            with self.store.reading_standby(self.other.dim) as reader:
                 name = grow_tree(self.folder, str(name), reader)
         self.other = replace(self.other, hierarchy=name)
 
@@ -531,9 +531,9 @@ class _Reindexing:
         A snapshot is of a moment at which every document has such a vector. If others write all the time there may be
         none such, and then the parts are made when they are first needed.
         """
-        derived = Derived(self.store, Manifest.read(self.folder).with_in_force(self.other))
+        derived = Derived(self.store, Manifest.read(self.folder).with_active(self.other))
         for _ in range(ROUNDS):
-            with self.store.reading_beside(self.other.dim) as reader:
+            with self.store.reading_standby(self.other.dim) as reader:
                 if reader.count_after(0) == reader.moment().documents:  # of new vectors, and of documents
                     for part in derived.parts(reader):
                         part.save_snapshot(reader)
@@ -543,13 +543,13 @@ class _Reindexing:
     def _switch(self, *, whatever_is_left: bool) -> bool:
         """Activate the new vectors, unless too many documents came meanwhile."""
         with _writing(self.store) as writer:
-            if writer.count_after(writer.last_beside() or 0) > FEW and not whatever_is_left:
+            if writer.count_after(writer.last_standby() or 0) > FEW and not whatever_is_left:
                 return False
             while some := self._next(writer):
-                writer.fill_beside(*some)
+                writer.fill_standby(*some)
             manifest = replace(Manifest.settled(self.folder, writer), beside=asdict(self.other))
             replace(manifest, switch=writer.next._asdict()).write(self.folder)
-            writer.swap_beside(self.other.dim)
+            writer.swap_standby(self.other.dim)
         return True
 
 
@@ -602,7 +602,7 @@ def rebuild(
 def _refit_table(state: IndexState, progress: bool) -> None:
     """Fit the table again, unless a reindexing to another encoder was begun."""
     known = Manifest.read(state.path)
-    other = known.other()
+    other = known.standby()
     if other is not None and other.spec not in ("", "static"):
         return
     given = known.words_share if known.shares is None else None
@@ -613,15 +613,15 @@ def _refit_table(state: IndexState, progress: bool) -> None:
 
 def _give_up_earlier(state: IndexState) -> None:
     """Drop the vectors of the encoder that the last reindexing replaced."""
-    other = Manifest.read(state.path).other()
+    other = Manifest.read(state.path).standby()
     if other is None or not other.was_in_force:
         return
     with _alone(state.store), state.store.writing() as writer:
         known = Manifest.settled(state.path, writer)
-        other = known.other()
+        other = known.standby()
         if other is not None and other.was_in_force:
             replace(known, beside=None).write(state.path)
-            writer.drop_beside()
+            writer.drop_standby()
 
 
 def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, progress: bool) -> None:

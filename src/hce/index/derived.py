@@ -301,10 +301,10 @@ class LocalPart(Part[Held]):
         """Return whether the manifest still names such a part after other processes."""
         manifest = Manifest.read(self.store.path.parent)
         if self.manifest.suffix != manifest.suffix:
-            other = manifest.other()
+            other = manifest.standby()
             if other is None or other.suffix != self.manifest.suffix:
                 return False
-            manifest = manifest.with_in_force(other)
+            manifest = manifest.with_active(other)
         named = asdict(manifest)
         if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
             del named["engine"]

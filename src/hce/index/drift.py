@@ -122,7 +122,8 @@ def drift_of(
     """Compare the documents that came after an index's encoder with the others."""
     if tree is None or tree.hierarchy.depth < 2:
         return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
-    numbers, last = reader.numbers(), manifest.last_familiar
+    numbers = reader.numbers()
+    last = manifest.documents if manifest.familiar is None else manifest.familiar
     trained = ModelFacts.find(encoder.index_folder / f"{IN_AN_INDEX}{manifest.suffix}")
     held_out = [number for number, _ in reader.present(trained.held_out if trained else []).values() if number <= last]
 
@@ -282,6 +283,8 @@ def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode
     surplus = added - walked * ratio
     error = np.sqrt(np.maximum(walked * ratio, 1) * (1 + ratio))  # of what was added, and of what was expected
     nodes = np.flatnonzero((added >= LEAST_GROWTH) & (surplus > STANDARD_ERRORS * error))
+    from hce.tree.names import distinguishing_words  # with scikit-learn
+
     regions = []
     for node in nodes[np.argsort(-surplus[nodes], kind="stable")][:REGIONS].tolist():
         inside = node_of == node
@@ -289,13 +292,8 @@ def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode
         nearest = later[inside][np.argsort(-closeness, kind="stable")].tolist()
         earlier, new = reader.documents(old[old_node_of == node][:TEXTS].tolist()), reader.documents(nearest[:TEXTS])
         name, counts = tuple(hierarchy.name(1, node)), (int(before[node]), int(added[node]))
-        words = _new_words(*([each.full_text for each in some.values()] for some in (earlier, new)))
-        regions.append(GrownNode(1, node, name, *counts, words, tuple(new[each].id for each in nearest[:EXAMPLES])))
+        old_texts, new_texts = ([each.full_text for each in found.values()] for found in (earlier, new))
+        words = distinguishing_words(old_texts, new_texts, WORDS)
+        examples = tuple(new[each].id for each in nearest[:EXAMPLES])
+        regions.append(GrownNode(1, node, name, *counts, tuple(words), examples))
     return tuple(regions)
-
-
-def _new_words(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that set a region's later documents apart."""
-    from hce.tree.names import distinguishing_words  # with scikit-learn
-
-    return tuple(distinguishing_words(old, new, WORDS))

@@ -191,15 +191,14 @@ def summarize_fields(metadata: Iterable[Mapping[str, Any]]) -> list[FieldSummary
             listed = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, SCALARS)]
             if listed := [item for item in listed if item is not None]:
                 found.setdefault(name, []).append(listed)
-    return [_summary(name, values) for name, values in found.items()]
-
-
-def _summary(name: str, values: list[list[Any]]) -> FieldSummary:
-    every = [item for listed in values for item in listed]
-    numeric = all(isinstance(item, int | float) and not isinstance(item, bool) for item in every)
-    ends = (min(every), max(every)) if numeric else (None, None)
-    different = {(type(item), item) for item in every}
-    return FieldSummary(name, len(values), len(different), every[0], *ends)
+    summaries = []
+    for name, values in found.items():
+        every = [item for listed in values for item in listed]
+        numeric = all(isinstance(item, int | float) and not isinstance(item, bool) for item in every)
+        ends = (min(every), max(every)) if numeric else (None, None)
+        different = {(type(item), item) for item in every}
+        summaries.append(FieldSummary(name, len(values), len(different), every[0], *ends))
+    return summaries
 
 
 def _values_in(fields: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ A search and writes of other threads and processes:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, ClassVar, overload
@@ -64,7 +64,7 @@ from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_fo
 from hce.index.tree import NumberedHierarchy, load_tree
 from hce.index.writing import Cutter, checked, chunks_of, insert_documents, without_unchanged
 from hce.progress import Advance, bars_shown, check_deadline, progress_bar
-from hce.search.engine import ELSEWHERE, check_engine
+from hce.search.engine import ELSEWHERE
 from hce.search.fusion import TOKENS_FIRST
 
 # With torch, or with what comes along with it: an index that is only searched needs none of them.
@@ -73,6 +73,11 @@ if TYPE_CHECKING:
     from hce.index.create import HierarchyChoice
     from hce.index.drift import Drift
     from hce.search.fusion import Calibration
+
+
+STATUS_OF_MANIFEST = (
+    *("created", "encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "format", "search", "curves"),
+)
 
 
 class ReindexedError(InputError):
@@ -388,7 +393,6 @@ class Index:
         """
         from hce.index.create import build_parts, create_index
 
-        check_engine(engine, at)
         create_index(
             *(path, corpus, encoder, hierarchy),
             engine=engine,
@@ -398,12 +402,10 @@ class Index:
             tokens=tokens,
             progress=progress,
         )
-        index = cls(path)
-        try:
+        with ExitStack() as stack:
+            index = stack.enter_context(cls(path))
             build_parts(index.state)
-        except BaseException:
-            index.close()
-            raise
+            stack.pop_all()
         return index
 
     @classmethod
@@ -674,10 +676,7 @@ class Index:
         return self._last_reranker
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
-        """Encode texts as documents to unit vectors of shape (texts, n).
-
-        The index stays unchanged.
-        """
+        """Encode texts as documents to unit vectors of shape (texts, n); the index stays unchanged."""
         return self.state.for_documents.encode(texts, "document")
 
     def search_vectors(
@@ -798,7 +797,7 @@ class Index:
         """Return counts, sizes and names; loads neither encoder nor engine."""
         state = self.state
         with state.reading() as reader:
-            manifest, tree, standby = state.manifest, state.tree, state.manifest.other()
+            manifest, tree, standby = state.manifest, state.tree, state.manifest.standby()
             moment, removed = reader.moment(), reader.removed_up_to(manifest.documents)
             pending, facts = state.derived.engine_part.pending(reader), state.derived.engine_part.facts(reader)
         return IndexStatus(
@@ -806,31 +805,23 @@ class Index:
             documents=moment.documents,
             added=moment.documents - (manifest.documents - removed),
             removed=removed,
-            created=manifest.created,
             changed=moment.at,
-            encoder=manifest.encoder,
-            fingerprint=manifest.fingerprint,
-            base_encoder=manifest.base_encoder,
-            fitted_documents=manifest.fitted_documents,
-            dim=manifest.dim,
             engine=state.derived.engine_name,
             pending=pending,
             tree_levels=tree.hierarchy.depth if tree else 0,
             bytes=size_on_disk(self.path),
-            format=manifest.format,
             reindexing=standby.encoder if standby and not standby.was_in_force else None,
             earlier=standby.encoder if standby and standby.was_in_force else None,
             tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(self.path, manifest.suffix)),
             recall=facts.get("recall"),
             rescored=facts.get("rescored"),
-            search=manifest.search,
-            curves=manifest.curves,
+            **{name: getattr(manifest, name) for name in STATUS_OF_MANIFEST},
         )
 
     def drift(self, seed: int = 0) -> Drift:
         """Return whether it is time to retrain: compare later documents with the first ones; see `hce.index.drift`.
 
-        Takes seconds, and all vectors in memory; loads the encoder.
+        Takes seconds, and loads the encoder.
         """
         from hce.index.drift import drift_of
 

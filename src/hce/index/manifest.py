@@ -144,37 +144,32 @@ class Manifest(EncoderFacts):
         """For each share that was calibrated, the nDCG@10 by its values."""
         return {} if self.shares is None else Calibration.read(self.shares).curves
 
-    @property
-    def last_familiar(self) -> int:
-        """The last number that there was when the index got its encoder."""
-        return self.documents if self.familiar is None else self.familiar
-
-    def other(self) -> StandbyEncoder | None:
+    def standby(self) -> StandbyEncoder | None:
         """Return the standby encoder, if there is one."""
         return None if self.beside is None else checked_fields(StandbyEncoder, self.beside)
 
     def folders(self) -> set[str]:
         """Return the names of all folders of the index that are of use."""
-        other = self.other()
+        other = self.standby()
         named = {f"{kind}{self.suffix}" for kind in FOLDERS if kind != "hierarchy"} | {str(self.hierarchy)}
         if other is None:
             return named
         return named | {f"{kind}{other.suffix}" for kind in FOLDERS} | {str(other.hierarchy)}
 
-    def with_in_force(self, other: StandbyEncoder) -> Manifest:
+    def with_active(self, other: StandbyEncoder) -> Manifest:
         """Return this manifest with another encoder as the active one."""
         return replace(self, **{name: getattr(other, name) for name in EXCHANGED})
 
     def at(self, moment_at: Callable[[int, str], Moment | None]) -> Manifest:
         """Return what is true in a store that knows these moments."""
-        other = self.other()
+        other = self.standby()
         if self.switch is None or other is None:
             return self
         mark = checked_fields(WriteMark, self.switch)
         if moment_at(*mark) is None:
             return self
         kept = StandbyEncoder(was_in_force=True, spec="", **{name: getattr(self, name) for name in EXCHANGED})
-        manifest = replace(self.with_in_force(other), since=mark.change, beside=asdict(kept), switch=None)
+        manifest = replace(self.with_active(other), since=mark.change, beside=asdict(kept), switch=None)
         manifest._check()
         return manifest
 
@@ -219,7 +214,7 @@ class Manifest(EncoderFacts):
 
     def _check(self) -> None:
         """Refuse values that no index has."""
-        other = self.other()
+        other = self.standby()
         sound = {
             "format": self.format == FORMAT,
             "documents": self.documents >= 0,

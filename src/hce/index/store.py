@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timezone
-from functools import lru_cache, partial
+from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -59,7 +59,6 @@ STEPS_BETWEEN_LOOKS = 1000  # of SQLite's machine, some tens of rows; a look cos
 PARAMETERS_AT_ONCE = 4096
 MOST_DIMENSIONS = 1 << 20
 ROWS_PER_FETCH = 8192
-LONGEST_REMEMBERED = 2000  # characters of a text whose key is remembered; thousands of long texts would fill the memory
 
 
 class MomentPassedError(HceError):
@@ -151,7 +150,7 @@ class Store:
             yield Reader(connection, self.dim)
 
     @contextmanager
-    def reading_beside(self, dim: int) -> Iterator[Reader]:
+    def reading_standby(self, dim: int) -> Iterator[Reader]:
         """Open one moment with the standby vectors, of length `dim`, as the active ones."""
         with self.reading() as reader:
             for table in ("vectors", "passages"):  # names that are temporary go before all others
@@ -252,8 +251,7 @@ class Reader:
 
     def moment(self) -> Moment:
         """Return the moment that this reader sees."""
-        row = self._one(f"{MOMENTS} ORDER BY change DESC LIMIT 1")
-        if row is None:
+        if (row := self._one(f"{MOMENTS} ORDER BY change DESC LIMIT 1")) is None:
             raise FormatError(f"{STORE_FILE} is damaged (it knows of no change); {FROM_A_COPY}")
         return Moment(*row)
 
@@ -292,17 +290,13 @@ class Reader:
         for number, title, text in self._connection.execute(query, (after,)):
             yield number, Document("", text, title).full_text
 
-    # ------------------------------------------------------------------------------------------------- numbers
-
     def numbers(self) -> np.ndarray:
         """Return the numbers of all documents, rising, of shape (N,), int64."""
         return np.sort(self._numbers("SELECT number FROM documents"))  # by way of a small index, in its order
 
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of all documents, rising, int64, and their content keys."""
-        rows = self._connection.execute("SELECT number, content FROM documents").fetchall()  # of a small index
-        numbers, keys = _two_columns(sorted(rows))
-        return numbers, keys
+        return self._two_columns("SELECT number, content FROM documents")  # by way of a small index
 
     def are_there(self, numbers: np.ndarray) -> np.ndarray:
         """Return which of some numbers, of any shape, are there, as bool."""
@@ -325,8 +319,6 @@ class Reader:
         """Return the numbers of the documents up to a moment, rising."""
         numbers = np.union1d(self.numbers(), self.removed_since(moment.change))
         return numbers[numbers <= moment.last]
-
-    # ------------------------------------------------------------------------------------------------- vectors
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Read the numbers above `after`, rising, (N,), and their vectors, (N, n)."""
@@ -367,17 +359,13 @@ class Reader:
 
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
         """Read the passages of some documents; where `has_passages`."""
-        query = "SELECT number, document, vector FROM passages WHERE document IN ({})"
-        rows = sorted(self._each_in(query, documents))
+        rows = sorted(self._each_in("SELECT number, document, vector FROM passages WHERE document IN ({})", documents))
         numbers, of, blobs = list(zip(*rows, strict=True)) or ((), (), ())
         return PassageVectors(np.array(numbers, np.int64), np.array(of, np.int64), _vectors(blobs, self.dim))
 
     def passage_numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of all passages, rising, int64, and of their documents."""
-        numbers, documents = _two_columns(
-            self._connection.execute("SELECT number, document FROM passages ORDER BY number").fetchall()
-        )
-        return numbers, documents
+        return self._two_columns("SELECT number, document FROM passages")
 
     def extents(self, numbers: Iterable[int]) -> dict[int, Passage]:
         """Return the places of passages in their `full_text`, by number."""
@@ -392,13 +380,11 @@ class Reader:
         for document, rows in groupby(self._connection.execute(query, (after,)), key=itemgetter(0)):
             yield document, {number: Passage(*extent) for _, number, *extent in rows}
 
-    def last_beside(self) -> int | None:
+    def last_standby(self) -> int | None:
         """Return the last number with a standby vector, or 0; None without the table."""
         if not self._has_table("vectors_beside"):
             return None
         return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
-
-    # ------------------------------------------------------------------------------------------------- metadata
 
     def numbers_where(self, conditions: Filter) -> np.ndarray:
         """Return the numbers of documents whose metadata fit, rising; InputError for an unknown field."""
@@ -433,14 +419,12 @@ class Reader:
         for field in fields:
             condition = field_exists(field)
             query = f"SELECT count(*) FROM (SELECT 1 FROM documents WHERE {condition.sql} LIMIT 1)"  # noqa: S608
-            if self._connection.execute(query, condition.parameters).fetchone() == (1,):
+            if self._one(query, condition.parameters) == (1,):
                 continue
             rows = self._connection.execute("SELECT metadata FROM documents LIMIT ?", (SAMPLE,)).fetchall()
             if rows:
                 known = ", ".join(field_names(json.loads(metadata) for (metadata,) in rows)) or "none"
                 raise InputError(f"no document has a field {field!r} to filter by; known fields: {known}")
-
-    # ------------------------------------------------------------------------------------------------- for a check
 
     def raw_rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         """Read the rows of a table unchecked, texts as bytes, and last the checksum."""
@@ -464,9 +448,7 @@ class Reader:
         lines = [str(line) for (line,) in self._connection.execute("PRAGMA integrity_check")]
         return [] if lines == ["ok"] else lines
 
-    # ------------------------------------------------------------------------------------------------- queries
-
-    def _one(self, query: str, parameters: Sequence[Any] = ()) -> Any:
+    def _one(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
         return self._connection.execute(query, parameters).fetchone()
 
     def _has_table(self, name: str) -> bool:
@@ -475,6 +457,12 @@ class Reader:
     def _numbers(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> np.ndarray:
         """Read a column of numbers, of shape (rows,), int64."""
         return np.fromiter((number for (number,) in self._connection.execute(query, parameters)), dtype=np.int64)
+
+    def _two_columns(self, query: str) -> tuple[np.ndarray, np.ndarray]:
+        """Read two columns of numbers, in order of the first, each of shape (rows,), int64."""
+        rows = sorted(self._connection.execute(query))
+        first, second = np.array(rows, dtype=np.int64).reshape(len(rows), 2).T
+        return first, second
 
     def _with_vectors(self, query: str, after: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Read rows of numbers and a vector: (columns, count) and (count, n)."""
@@ -570,17 +558,17 @@ class Writer(Reader):
             self._connection.execute("INSERT OR IGNORE INTO removed VALUES (?, ?)", (moment.change, number))
         self._insert_change(moment)
 
-    # Standby vectors are those of another encoder. Nothing of them can be found before `swap_beside`.
+    # Standby vectors are those of another encoder. Nothing of them can be found before `swap_standby`.
 
-    def make_beside(self) -> None:
+    def make_standby(self) -> None:
         """Make empty tables for standby vectors, and drop any that are there."""
-        self.drop_beside()
+        self.drop_standby()
         self._make_passages()  # to change places with
-        for statement in BESIDE_SCHEMA:
+        for statement in STANDBY_SCHEMA:
             self._connection.execute(statement)
         self._index_by_document("passages_beside")
 
-    def fill_beside(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, CutPassages]) -> None:
+    def fill_standby(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, CutPassages]) -> None:
         """Insert standby vectors, of shape (numbers, n), and passages; not of documents removed meanwhile."""
         there = {number for (number,) in self._each_in("SELECT number FROM vectors WHERE number IN ({})", numbers)}
         rows = ((number, blob) for number, blob in zip(numbers, _blobs(vectors), strict=True) if number in there)
@@ -589,20 +577,18 @@ class Writer(Reader):
             if numbers[position] in there:
                 self._insert_passages("passages_beside", numbers[position], each)
 
-    def drop_beside(self) -> None:
+    def drop_standby(self) -> None:
         """Drop the standby vectors."""
         for table in ("vectors", "passages"):
             self._connection.execute(f"DROP TABLE IF EXISTS {table}_beside")
 
-    def swap_beside(self, dim: int) -> None:
+    def swap_standby(self, dim: int) -> None:
         """Exchange the active vectors and the standby ones, of length `dim`."""
         for table in ("vectors", "passages"):
             for name, new in ((table, "in_force"), (f"{table}_beside", table), ("in_force", f"{table}_beside")):
                 self._connection.execute(f"ALTER TABLE {name} RENAME TO {new}")
         self._connection.execute(f"PRAGMA user_version = {int(dim)}")
         self._touched = True
-
-    # ------------------------------------------------------------------------------------------------- repairs
 
     def reindex(self) -> None:
         """Have SQLite make its indexes again from the tables."""
@@ -631,8 +617,6 @@ class Writer(Reader):
         if self._touched:
             self._insert_change(Moment(*self.next, now(), self._documents, self._last))
 
-    # ------------------------------------------------------------------------------------------------- rows
-
     def _insert(self, table: str, rows: Iterable[tuple[Any, ...]], checksum: Callable[..., int]) -> None:
         """Put rows into a table, each with its checksum."""
         columns, rows = (*COLUMNS[table], "checksum"), ((*row, checksum(*row)) for row in rows)
@@ -660,8 +644,8 @@ class Writer(Reader):
 
     def _refused(self, documents: Sequence[Document]) -> InputError:
         """Return why these were not inserted: an id that comes twice, or metadata."""
-        present = self.present(each.id for each in documents)
-        seen = {doc_id for doc_id, (number, _) in present.items() if number <= self._last}
+        present = self.present(each.id for each in documents).items()
+        seen = {doc_id for doc_id, (number, _) in present if number <= self._last}
         for document in documents:
             if document.id in seen:
                 return InputError(f"id {document.id!r} comes twice; make ids unique")
@@ -674,11 +658,6 @@ class Writer(Reader):
 
 def content_key(text: str) -> int:
     """Hash what an encoder reads of a document to 64 bits."""
-    return _remembered_key(text) if len(text) <= LONGEST_REMEMBERED else hash64(text, signed=True)
-
-
-@lru_cache(maxsize=4096)  # a text is looked for just before it is written
-def _remembered_key(text: str) -> int:
     return hash64(text, signed=True)
 
 
@@ -697,11 +676,6 @@ def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
         return Document(doc_id, text, title, json.loads(metadata) if metadata != "{}" else {})
     except (TypeError, ValueError, RecursionError) as error:
         raise _damaged(f"the metadata of {doc_id!r}") from error
-
-
-def _two_columns(rows: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return rows of two numbers as an array of shape (2, rows)."""
-    return np.array(rows, dtype=np.int64).reshape(len(rows), 2).T
 
 
 def _blobs(vectors: np.ndarray) -> Iterator[bytes]:
@@ -771,7 +745,7 @@ PASSAGES_SCHEMA = f"CREATE TABLE passages {_PASSAGE_COLUMNS}"
 
 # Standby vectors, of another encoder: see `hce.index.create`. Two pairs of tables exchange their names; an index of
 # SQLite keeps its name, whichever table it then belongs to.
-BESIDE_SCHEMA = (
+STANDBY_SCHEMA = (
     "CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER)",
     f"CREATE TABLE passages_beside {_PASSAGE_COLUMNS}",
 )
@@ -798,7 +772,7 @@ def _normal(statement: str) -> str:
 
 
 _SQLITES_OWN = "CREATE TABLE sqlite_sequence(name,seq)"  # for AUTOINCREMENT
-_ALL = (*filter(str.strip, SCHEMA.split(";")), PASSAGES_SCHEMA, *BESIDE_SCHEMA, _SQLITES_OWN)
+_ALL = (*filter(str.strip, SCHEMA.split(";")), PASSAGES_SCHEMA, *STANDBY_SCHEMA, _SQLITES_OWN)
 KNOWN = {each.split("(")[0].split()[2]: {each} for each in map(_normal, _ALL)}
 KNOWN |= {
     name: {f"CREATE INDEX {name} ON {table} (document)" for table in ("passages", "passages_beside")}

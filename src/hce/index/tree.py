@@ -71,14 +71,14 @@ def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarch
         except FormatError as error:
             known, name = name, _named(index_folder, suffix)
             if name == known:  # else another process has just rebuilt the index
-                warn_once(logger, f"{error} (it is left out until 'hce rebuild {index_folder}' grows it anew)")
+                warn_once(logger, f"{error} (it is left out until 'hce rebuild {index_folder}' grows it again)")
                 return None
     return None
 
 
 def _named(index_folder: Path, suffix: str | None) -> str | None:
     manifest = Manifest.read(index_folder)
-    other = manifest.other()
+    other = manifest.standby()
     if other is None or suffix in (None, manifest.suffix):
         return manifest.hierarchy
     grown = f"{FOLDER}{suffix}"  # by a reindexing that is under way
@@ -135,7 +135,7 @@ def hierarchy_folder(path: str | Path) -> Path | None:
         check_tree(path)
         named = Manifest.read(path).hierarchy
         if named is None:
-            raise FormatError(f"{path}: this index carries no tree; index anew to get one")
+            raise FormatError(f"{path}: this index carries no tree; index again to get one")
         candidates = [named]
     return next((path / name for name in candidates if is_file(path / name / "hierarchy.safetensors", path)), None)
 
@@ -190,7 +190,7 @@ def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.n
     Many vectors are put into a temporary file in `folder`; a kill leaves nothing.
     """
     numbers = reader.numbers()
-    if are_few(reader, numbers):
+    if 4 * reader.dim * len(numbers) <= HELD:  # they fit into memory
         yield reader.vectors()
         return
     with tempfile.TemporaryFile(dir=folder, prefix=".vectors-") as file:
@@ -203,11 +203,6 @@ def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.n
         vectors = np.memmap(file, dtype=np.float32, mode="r", shape=(len(numbers), reader.dim))
         with released(vectors):
             yield numbers, vectors
-
-
-def are_few(reader: Reader, numbers: np.ndarray) -> bool:
-    """Return whether the vectors of these documents fit into memory."""
-    return 4 * reader.dim * len(numbers) <= HELD
 
 
 RIVALS = 3  # siblings that a step shows beside the one taken
@@ -270,10 +265,7 @@ class WayStep:
 class Way:
     """The way of a query, or of a document, from the root to the last inner level.
 
-    Attributes:
-        steps: one a level.
-        position: of a document, its place among the last node's documents.
-        came_later: whether the document came after the tree was grown.
+    Of a document, `position` is its place among the last node's documents; `came_later` if the tree was grown before.
     """
 
     steps: list[WayStep]
@@ -342,10 +334,7 @@ class Places(NamedTuple):
         return children[np.argsort(-sizes, kind="stable")][: int((sizes > 0).sum())]
 
     def central(self, reader: Reader, level: int, node: int, count: int) -> list[int]:
-        """Return the numbers of documents typical of a node, from different children.
-
-        Of a leaf these are the documents closest to its centroid; of a node above, those of its largest children.
-        """
+        """Return the numbers of documents typical of a node: the most central ones of its largest children's leaves."""
         hierarchy = self.tree.hierarchy
         if level == hierarchy.depth - 1:
             numbers = self.documents_of(node)[:READ_OF_A_LEAF]
@@ -451,15 +440,10 @@ class LiveTree:
             yield reader, places
 
     def places_at(self, reader: Reader) -> Places:
-        """Return the places of the documents that a reader sees, cached until a change.
-
-        Raises:
-            NotThereError: the index has no tree.
-            WriterBusyError: the index has just got another encoder.
-        """
+        """Return the places of the documents that a reader sees; NotThereError without a tree."""
         tree = self.index.tree
         if tree is None:
-            raise NotThereError("this index carries no tree; index anew with one to explore it")
+            raise NotThereError("this index carries no tree; index again with one to explore it")
         require_same_length(tree, reader.dim)
         with self._lock:
             known = self._places

@@ -158,15 +158,10 @@ PIECES = re.compile(r"\w{1,3}|[^\w\s]")  # for tokenizers that cannot say where 
 
 
 class Cutter:
-    """Cuts documents that are longer than an encoder's window into passages; for one thread at a time.
-
-    Attributes:
-        window: how many tokens the encoder reads.
-        length: how many tokens a passage has at most.
-    """
+    """Cuts documents that are longer than an encoder's window into passages; for one thread at a time."""
 
     def __init__(self, encoder: Encoder) -> None:
-        self.window = encoder.window
+        self.window = encoder.window  # in tokens
         self.length = min(self.window, PASSAGE_TOKENS)
         self._tokenizer = encoder.untruncated_tokenizer
 
@@ -223,10 +218,7 @@ class LongDocuments:
         self._first_row = dict(zip(self._passages, rows.tolist(), strict=False))
 
     def passages_of(self, positions: range, vectors: np.ndarray) -> dict[int, CutPassages]:
-        """Return the passages of the long documents, by place in `positions`.
-
-        Their vectors are taken from `vectors`, those of all rows of `corpus`.
-        """
+        """Return the passages of the long documents, by place in `positions`; `vectors` are of all rows of `corpus`."""
         found = {}
         for position in filter(self._passages.__contains__, positions):
             passages, row = self._passages[position], self._first_row[position]

@@ -223,15 +223,15 @@ def _regions(drawing: DocumentMap) -> MapAnswer:
             [hierarchy.name(level, node) for node in range(hierarchy.node_count(level))],
             now.places.sizes[level].tolist(),
         )
-        for level in range(1, now.level + 1)
+        for level in range(1, now.sheet.level + 1)
     ]
     return MapAnswer(
         readiness,
         now.places.moment.documents,
         len(now.drawn.numbers),
         levels,
-        np.round(now.cells.vertices, 5).ravel().tolist(),
-        [polygon.tolist() for polygon in now.cells.polygons],
+        np.round(now.sheet.cells.vertices, 5).ravel().tolist(),
+        [polygon.tolist() for polygon in now.sheet.cells.polygons],
     )
 
 
