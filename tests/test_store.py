@@ -24,7 +24,7 @@ from hce.files import new_folder
 from hce.index import store as tables
 from hce.index.derived import SharedLock
 from hce.index.filters import parse_clauses
-from hce.index.store import Connections, Store
+from hce.index.store import Store
 
 DIM = 4
 
@@ -137,7 +137,7 @@ def test_a_second_writer_waits_and_then_is_told(store, tmp_path):
         with pytest.raises(InputError, match="another process is writing to this index; try again"), other.writing(0.2):
             pass
         assert 0.15 < time.monotonic() - start < 5
-        with other._connections.lend() as connection:  # which is as patient again as it was
+        with other._lend() as connection:  # which is as patient again as it was
             assert connection.execute("PRAGMA busy_timeout").fetchone() == (5000,)
     holding = threading.Event()
 
@@ -442,7 +442,7 @@ def test_a_closed_store_says_so(store):
 
 
 def test_it_is_durable_by_its_settings(store):
-    with store._connections.lend() as connection:
+    with store._lend() as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL: fsync at each commit
 
@@ -460,7 +460,7 @@ def test_compacting_gives_space_back_and_keeps_numbers(store):
 
 
 def test_metadata_that_is_no_json_cannot_get_in(store):
-    with store._connections.lend() as connection, pytest.raises(sqlite3.IntegrityError):
+    with store._lend() as connection, pytest.raises(sqlite3.IntegrityError):
         connection.execute("INSERT INTO documents (id, content, metadata, title, text) VALUES ('a', 0, 'NaN', '', 't')")
 
 
@@ -554,7 +554,7 @@ def test_a_forked_process_leaves_its_parents_connections_alone(store):
     held.__exit__(None, None, None)
     add(store, "parent's")
     assert [doc_id for _, doc_id in contents(store)] == ["a", "child's", "parent's"]
-    with store._connections.lend() as connection:
+    with store._lend() as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
@@ -635,22 +635,22 @@ def test_the_log_is_copied_only_while_nobody_can_write(store, tmp_path, monkeypa
                 pass
             tried.append(statement)
 
-    connect = Connections._connect
+    connect = Store._connect
 
     def watched(self):
         connection = connect(self)
-        if self is store._connections:
+        if self is watched_store:
             connection.set_trace_callback(watch)
         return connection
 
-    monkeypatch.setattr(Connections, "_connect", watched)
-    store._connections = Connections(store.path)
+    monkeypatch.setattr(Store, "_connect", watched)
+    watched_store = store = Store(store.path.parent, DIM)
     for number in range(60):
         add(store, f"a{number}")
         longest = max(longest, log.stat().st_size)
     assert len(tried) > 1
     assert 100_000 < longest < 300_000  # the log is begun anew once it is copied
-    with store._connections.lend() as connection:
+    with store._lend() as connection:
         assert connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
     store.compact()
     assert log.stat().st_size < 100_000
@@ -803,7 +803,7 @@ def test_processes_that_write_at_once_lose_nothing(store, tmp_path):
     acknowledged = [name for process in processes for name in process.communicate()[0].split()]
     assert len(acknowledged) == 180
     assert sorted(doc_id for _, doc_id in contents(store)) == sorted(acknowledged)
-    with store._connections.lend() as connection:
+    with store._lend() as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 

@@ -121,13 +121,41 @@ class PassageVectors(NamedTuple):
     vectors: np.ndarray
 
 
+class _Stamp(NamedTuple):
+    """What changes when a file is written to: device and inode, size, time, and the length of SQLite's log."""
+
+    file: tuple[int, int]
+    size: int
+    modified: int
+    log: int
+
+
+class Connection(sqlite3.Connection):
+    """A connection with the process that opened it; and the stamp of a file that is read without write access."""
+
+    process: int = 0
+    stamp: _Stamp | None = None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether the process that this one was forked from opened it."""
+        return self.process != os.getpid()
+
+
 class Store:
     """One SQLite file, read and written from any number of threads and processes; one writes at a time."""
 
     def __init__(self, folder: str | Path, dim: int) -> None:
-        self.path = Path(folder) / STORE_FILE
+        self._idle: list[Connection] = []  # each lent to one thread at a time
+        self._closed = False
+        self._file: tuple[int, int] | None = None  # device and inode of the first one opened
+        self.path = Path(folder) / STORE_FILE  # as errors name it
+        self._path = self.path.absolute()  # whatever folder the process goes to
         self.dim = dim
-        self._connections = Connections(self.path)
+        heed_forks(self)
+
+    def __del__(self) -> None:
+        self.close()
 
     @classmethod
     def create(cls, folder: str | Path, dim: int) -> Store:
@@ -145,7 +173,7 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """Open one consistent view, whatever is written meanwhile."""
-        with self._lent() as connection, heeding_deadlines(connection):
+        with self._lend() as connection, heeding_deadlines(connection):
             connection.execute("BEGIN")
             yield Reader(connection, self.dim)
 
@@ -167,8 +195,8 @@ class Store:
             InputError: someone else is still writing after `wait` seconds, by default `SECONDS_TO_WAIT`; or the folder
                 was replaced since it was opened.
         """
-        with self._lent() as connection:
-            if not self._connections.can_write(connection):
+        with self._lend() as connection:
+            if connection.stamp is not None or not os.access(self._path, os.W_OK):  # before SQLite would notice
                 raise sqlite3.OperationalError("attempt to write a readonly database")
             try:
                 _be_patient(connection, SECONDS_TO_WAIT if wait is None else wait)
@@ -181,17 +209,24 @@ class Store:
 
     def compact(self) -> None:
         """Give the space of removed documents back, if it is worth a copy of the rest."""
-        with self._lent() as connection:
+        with self._lend() as connection:
             (pages,), (free,) = (connection.execute(f"PRAGMA {each}_count").fetchone() for each in ("page", "freelist"))
             if free > WORTH_A_COPY * pages:
                 connection.execute("VACUUM")
-            self._connections.copy_log(connection)
+            self._copy_log(connection)
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             connection.execute(f"PRAGMA user_version = {version}")  # a write, which starts the log again
 
     def close(self) -> None:
         """Close the file; nothing is lost by not doing so."""
-        self._connections.close()
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def after_fork(self) -> None:
+        """Leave the parent's connections alone after a fork."""
+        while self._idle:
+            _abandon(self._idle.pop())
 
     def _commit(self, connection: Connection, writer: Writer) -> None:
         """Make a transaction durable, and keep the log short."""
@@ -199,15 +234,31 @@ class Store:
             raise InputError(f"{self.path.parent}: a forked process cannot finish what its parent writes; write again")
         writer.record()
         connection.execute("COMMIT")
-        if self._connections.log_size() > LOG_BYTES:
+        if self._log_size() > LOG_BYTES:
             with suppress(sqlite3.Error, HceError):  # the write is done; who writes next copies the log
                 _be_patient(connection, 0)
-                self._connections.copy_log(connection)
+                self._copy_log(connection)
 
     @contextmanager
-    def _lent(self) -> Iterator[Connection]:
-        with self._errors(), self._connections.lend() as connection:
-            yield connection
+    def _lend(self) -> Iterator[Connection]:
+        """Lend a connection to one thread, and roll back what is not committed.
+
+        Raises:
+            InputError: the file was replaced since it was opened, or written to while it was read without write access.
+            FormatError: there is no file.
+        """
+        if self._closed:
+            raise InputError(f"{self.path.parent}: the index is closed; open it again")
+        with self._errors():
+            connection = self._idle_one() or self._connect()
+            try:
+                yield connection
+                self._check_unchanged(connection)
+            except sqlite3.DatabaseError:
+                self._check_unchanged(connection)  # what looks like damage may be pages of two moments
+                raise
+            finally:
+                self._take_back(connection)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -234,6 +285,129 @@ class Store:
             raise InputError(f"{folder}: {error}; nothing was changed: pass numbers below 2^63") from error
         except sqlite3.DatabaseError as error:
             raise FormatError(f"{folder}: {STORE_FILE} is damaged ({error}); {FROM_A_COPY}") from error
+
+    def _log_size(self) -> int:
+        """Return the length of SQLite's log; 0 if there is none."""
+        try:
+            return self._path.with_name(f"{self.path.name}-wal").stat().st_size
+        except OSError:
+            return 0
+
+    def _copy_log(self, connection: Connection) -> None:
+        """Copy the log into the file while nobody can write.
+
+        SQLite would copy at the end of a write, when others may be writing already. Its versions up to 3.51.2 (but not
+        3.44.6 and 3.50.7) can then lose what was written: https://sqlite.org/wal.html#walresetbug
+        """
+        connection.execute("BEGIN IMMEDIATE")  # others have to wait, and a second connection may copy
+        try:
+            with self._lend() as second:
+                second.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        finally:
+            connection.execute("ROLLBACK")
+
+    def _idle_one(self) -> Connection | None:
+        self._check_place()
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if connection.stamp is None or connection.stamp == self._stamp():
+                return connection
+            connection.close()
+        return None
+
+    def _take_back(self, connection: Connection) -> None:
+        if connection.is_inherited:
+            _abandon(connection)
+            return
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+
+    def _connect(self) -> Connection:
+        """Open the file, for reading alone where there is no right to write, or no room."""
+        stamp = self._stamp()
+        try:
+            connection = self._opened("mode=rw")  # or read-only, where there is a log already that can be read
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                raise
+            if stamp.log:
+                raise self._unreadable(error) from error
+            connection = self._opened("mode=ro&immutable=1")
+            connection.stamp = stamp
+        try:
+            self._check_place()  # it may have been replaced just before it was opened
+        except Exception:
+            connection.close()
+            raise
+        return connection
+
+    def _opened(self, options: str) -> Connection:
+        connection = sqlite3.connect(
+            f"{self._path.as_uri()}?{options}",
+            uri=True,
+            timeout=SECONDS_TO_WAIT,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=64,
+            factory=Connection,
+        )
+        connection.process = os.getpid()
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # see `_copy_log`
+            connection.execute("PRAGMA journal_size_limit = 0")  # so that the file is as long as what is in it
+            connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
+            _check_schema(connection, str(self.path))  # which opens the log
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _unreadable(self, error: sqlite3.OperationalError) -> Exception:
+        if "unable to open" not in str(error) and "readonly" not in str(error):
+            return error
+        return InputError(
+            f"{self.path.parent}: there is a log ({self.path}-wal) that only who may write here can "
+            "read; have its owner open the index once"
+        )
+
+    def _check_place(self) -> None:
+        """Refuse another file than the one that was opened first."""
+        found = self._stamp().file
+        if self._file is None:
+            self._file = found
+        elif self._file != found:
+            raise InputError(
+                f"{self.path.parent}: the index was replaced by another one since it was opened; open it again"
+            )
+
+    def _check_unchanged(self, connection: Connection) -> None:
+        """Refuse what was read as unchangeable from a file that has changed."""
+        if connection.stamp is not None and connection.stamp != self._stamp():
+            raise WriterBusyError(f"{self.path.parent}: someone wrote to this index while it was read; try again")
+
+    def _stamp(self) -> _Stamp:
+        try:
+            require_own_files(self._path)
+            found = self._path.stat()
+        except FileNotFoundError:
+            what = "the index was moved or deleted since it was opened; open it again"
+            if self._file is None:
+                what = f"the index is incomplete ({self.path.name} is missing); index again"
+            raise FormatError(f"{self.path.parent}: {what}") from None
+        except OSError as error:
+            raise InputError(f"{self.path.parent}: cannot be read ({error.strerror}); check its permissions") from error
+        return _Stamp((found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns, self._log_size())
 
 
 class Reader:
@@ -818,200 +992,6 @@ def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> in
 
 
 # ------------------------------------------------------------------------------------------------- connections
-
-
-class _Stamp(NamedTuple):
-    """What changes when a file is written to: device and inode, size, time, and the length of SQLite's log."""
-
-    file: tuple[int, int]
-    size: int
-    modified: int
-    log: int
-
-
-class Connection(sqlite3.Connection):
-    """A connection with the process that opened it; and the stamp of a file that is read without write access."""
-
-    process: int = 0
-    stamp: _Stamp | None = None
-
-    @property
-    def is_inherited(self) -> bool:
-        """Whether the process that this one was forked from opened it."""
-        return self.process != os.getpid()
-
-
-class Connections:
-    """The connections of this process to one SQLite file, lent to one thread at a time each."""
-
-    def __init__(self, path: Path) -> None:
-        self._idle: list[Connection] = []
-        self._closed = False
-        self._folder = path.parent  # as errors name it
-        self._path = path.absolute()  # whatever folder the process goes to
-        self._file: tuple[int, int] | None = None  # device and inode of the first one opened
-        heed_forks(self)
-
-    def __del__(self) -> None:
-        self.close()
-
-    @contextmanager
-    def lend(self) -> Iterator[Connection]:
-        """Lend a connection to one thread, and roll back what is not committed.
-
-        Raises:
-            InputError: the file was replaced since it was opened, or written to while it was read without write access.
-            FormatError: there is no file.
-        """
-        if self._closed:
-            raise InputError(f"{self._folder}: the index is closed; open it again")
-        connection = self._idle_one() or self._connect()
-        try:
-            yield connection
-            self._check_unchanged(connection)
-        except sqlite3.DatabaseError:
-            self._check_unchanged(connection)  # what looks like damage may be pages of two moments
-            raise
-        finally:
-            self._take_back(connection)
-
-    def can_write(self, connection: Connection) -> bool:
-        """Return whether there is a right to write, before SQLite would notice."""
-        return connection.stamp is None and os.access(self._path, os.W_OK)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
-
-    def after_fork(self) -> None:
-        """Leave the parent's connections alone after a fork."""
-        while self._idle:
-            _abandon(self._idle.pop())
-
-    def log_size(self) -> int:
-        """Return the length of SQLite's log; 0 if there is none."""
-        try:
-            return self._path.with_name(f"{self._path.name}-wal").stat().st_size
-        except OSError:
-            return 0
-
-    def copy_log(self, connection: Connection) -> None:
-        """Copy the log into the file while nobody can write.
-
-        SQLite would copy at the end of a write, when others may be writing already. Its versions up to 3.51.2 (but not
-        3.44.6 and 3.50.7) can then lose what was written: https://sqlite.org/wal.html#walresetbug
-        """
-        connection.execute("BEGIN IMMEDIATE")  # others have to wait, and a second connection may copy
-        try:
-            with self.lend() as second:
-                second.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-        finally:
-            connection.execute("ROLLBACK")
-
-    def _idle_one(self) -> Connection | None:
-        self._check_place()
-        while self._idle:
-            try:
-                connection = self._idle.pop()
-            except IndexError:  # another thread was faster
-                break
-            if connection.stamp is None or connection.stamp == self._stamp():
-                return connection
-            connection.close()
-        return None
-
-    def _take_back(self, connection: Connection) -> None:
-        if connection.is_inherited:
-            _abandon(connection)
-            return
-        try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            connection.close()
-            raise
-        self._idle.append(connection)
-        if self._closed:
-            self.close()
-
-    def _connect(self) -> Connection:
-        """Open the file, for reading alone where there is no right to write, or no room."""
-        stamp = self._stamp()
-        try:
-            connection = self._opened("mode=rw")  # or read-only, where there is a log already that can be read
-        except sqlite3.OperationalError as error:
-            if _is_busy(error):
-                raise
-            if stamp.log:
-                raise self._unreadable(error) from error
-            connection = self._opened("mode=ro&immutable=1")
-            connection.stamp = stamp
-        try:
-            self._check_place()  # it may have been replaced just before it was opened
-        except Exception:
-            connection.close()
-            raise
-        return connection
-
-    def _opened(self, options: str) -> Connection:
-        connection = sqlite3.connect(
-            f"{self._path.as_uri()}?{options}",
-            uri=True,
-            timeout=SECONDS_TO_WAIT,
-            isolation_level=None,
-            check_same_thread=False,
-            cached_statements=64,
-            factory=Connection,
-        )
-        connection.process = os.getpid()
-        try:
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA wal_autocheckpoint = 0")  # see `copy_log`
-            connection.execute("PRAGMA journal_size_limit = 0")  # so that the file is as long as what is in it
-            connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
-            _check_schema(connection, str(self._folder / self._path.name))  # which opens the log
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _unreadable(self, error: sqlite3.OperationalError) -> Exception:
-        if "unable to open" not in str(error) and "readonly" not in str(error):
-            return error
-        return InputError(
-            f"{self._folder}: there is a log ({self._folder}/{self._path.name}-wal) that only who may write here can "
-            "read; have its owner open the index once"
-        )
-
-    def _check_place(self) -> None:
-        """Refuse another file than the one that was opened first."""
-        found = self._stamp().file
-        if self._file is None:
-            self._file = found
-        elif self._file != found:
-            raise InputError(
-                f"{self._folder}: the index was replaced by another one since it was opened; open it again"
-            )
-
-    def _check_unchanged(self, connection: Connection) -> None:
-        """Refuse what was read as unchangeable from a file that has changed."""
-        if connection.stamp is not None and connection.stamp != self._stamp():
-            raise WriterBusyError(f"{self._folder}: someone wrote to this index while it was read; try again")
-
-    def _stamp(self) -> _Stamp:
-        try:
-            require_own_files(self._path)
-            found = self._path.stat()
-        except FileNotFoundError:
-            what = "the index was moved or deleted since it was opened; open it again"
-            if self._file is None:
-                what = f"the index is incomplete ({self._path.name} is missing); index again"
-            raise FormatError(f"{self._folder}: {what}") from None
-        except OSError as error:
-            raise InputError(f"{self._folder}: cannot be read ({error.strerror}); check its permissions") from error
-        return _Stamp((found.st_dev, found.st_ino), found.st_size, found.st_mtime_ns, self.log_size())
 
 
 @contextmanager

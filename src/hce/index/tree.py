@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hce.contained import check_tree, delete_folder, is_file, is_folder, plain_path
-from hce.data.documents import Document
 from hce.errors import FormatError, InputError, WriterBusyError, warn_once
 from hce.index.manifest import Manifest, is_index
 from hce.index.store import Moment, Reader
@@ -300,6 +299,11 @@ class Places(NamedTuple):
         leaf_start = np.concatenate([[0], np.cumsum(sizes[-1])])
         return cls(reader.moment(), tree, numbers[np.lexsort((numbers, leaf))], leaf_start, sizes)
 
+    @property
+    def levels(self) -> int:
+        """The number of levels of nodes below the root; documents are one more."""
+        return len(self.sizes) - 1
+
     def documents_of(self, leaf: int) -> np.ndarray:
         """Return the numbers of a leaf's documents, rising."""
         return self.numbers[self.leaf_start[leaf] : self.leaf_start[leaf + 1]]
@@ -312,7 +316,7 @@ class Places(NamedTuple):
     def check(self, level: int, node: int) -> None:
         """Refuse a node that is not there."""
         if not 0 <= level < len(self.sizes):
-            raise NotThereError(f"level {level}: this tree has nodes at levels 0 to {len(self.sizes) - 1}")
+            raise NotThereError(f"level {level}: this tree has nodes at levels 0 to {self.levels}")
         if not 0 <= node < len(self.sizes[level]):
             raise NotThereError(f"node {node}: level {level} has nodes 0 to {len(self.sizes[level]) - 1}")
 
@@ -320,7 +324,7 @@ class Places(NamedTuple):
         """Describe a node and, `depth` levels down, the `most` largest children of each."""
         hierarchy, size = self.tree.hierarchy, int(self.sizes[level][node])
         name = hierarchy.name(level, node)
-        if level == hierarchy.depth - 1:
+        if level == self.levels:
             return Node(level, node, name, size, size)
         children = self.children(level, node)
         shown = children[:most].tolist() if depth else []
@@ -348,7 +352,30 @@ class Places(NamedTuple):
             for number in self.central(reader, level + 1, child, share)
         ]
 
-    def steps(self, vector: np.ndarray, path: Sequence[int]) -> list[WayStep]:
+    def above(self, level: int, node: int) -> list[Node]:
+        """Describe the nodes from the root down to a node, without the node."""
+        way = self.tree.hierarchy.ancestors(level, np.array([node]))[0, :-1]
+        return [self.node(*each) for each in enumerate(way.tolist())]
+
+    def way_of_query(self, vector: np.ndarray) -> Way:
+        """Return the way of a query's vector (n,) to the closest child at each level."""
+        require_same_length(self.tree, len(vector))
+        path = np.concatenate(self.tree.hierarchy.walk(vector[None]), axis=1)[0]
+        return Way(self._steps(vector, path.tolist()))
+
+    def way_of_document(self, reader: Reader, doc_id: str) -> Way:
+        """Return the path of a document from the root to its leaf; NotThereError if it is not there."""
+        present = reader.present([doc_id])
+        if doc_id not in present:
+            raise NotThereError(f"no document {doc_id!r} is there")
+        number = present[doc_id][0]
+        hierarchy, leaf = self.tree.hierarchy, self.leaf_of(number)
+        path = hierarchy.ancestors(hierarchy.depth - 1, np.array([leaf]))[0].tolist()
+        position = int(np.searchsorted(self.documents_of(leaf), number))
+        (vector,) = reader.vectors_at(np.array([number]))
+        return Way(self._steps(vector, path), position, number not in self.tree.numbers)
+
+    def _steps(self, vector: np.ndarray, path: Sequence[int]) -> list[WayStep]:
         """Describe a path of nodes from the root down as the steps of a vector (n,)."""
         return [self._step(vector, level, parent, node) for level, (parent, node) in enumerate(pairwise(path), start=1)]
 
@@ -368,7 +395,7 @@ class Places(NamedTuple):
 
 
 class LiveTree:
-    """What can be asked of the tree of an index; from several threads."""
+    """The tree of an index and the places of its documents now; for several threads."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -376,63 +403,12 @@ class LiveTree:
         self._places: Places | None = None
 
     @property
-    def levels(self) -> int:
-        """The number of levels of nodes below the root; documents are one more."""
-        return len(self.node_counts)
-
-    @property
     def node_counts(self) -> list[int]:
-        """The number of nodes of each of these levels."""
+        """The number of nodes of each level below the root; none without a tree."""
         return [len(level.parent) for level in self.index.tree.hierarchy.levels] if self.index.tree else []
 
-    def node(self, level: int, node: int, depth: int, most: int) -> Node:
-        """Describe a node and, `depth` levels down, the `most` largest children; NotThereError if there is none."""
-        with self._now(level, node) as (_, places):
-            return places.node(level, node, depth, most)
-
-    def above(self, level: int, node: int) -> list[Node]:
-        """Return the nodes from the root down to a node, without the node; see `node`."""
-        with self._now(level, node) as (_, places):
-            way = places.tree.hierarchy.ancestors(level, np.array([node]))[0, :-1]
-            return [places.node(*each) for each in enumerate(way.tolist())]
-
-    def documents(self, node: int, offset: int, most: int) -> list[Document]:
-        """Return `most` documents of a leaf, from the place `offset` on; see `node`."""
-        with self._now() as (reader, places):
-            places.check(places.tree.hierarchy.depth - 1, node)
-            numbers = places.documents_of(node)[offset : offset + most].tolist()
-            found = reader.documents(numbers)
-        return [found[number] for number in numbers]
-
-    def central_documents(self, level: int, node: int, count: int) -> list[Document]:
-        """Return documents typical of a node, see `Places.central`."""
-        with self._now(level, node) as (reader, places):
-            numbers = places.central(reader, level, node, count)
-            found = reader.documents(numbers)
-        return [found[number] for number in numbers]
-
-    def way_of_query(self, vector: np.ndarray) -> Way:
-        """Return the way of a query's vector (n,) to the closest child at each level."""
-        with self._now() as (_, places):
-            require_same_length(places.tree, len(vector))
-            path = np.concatenate(places.tree.hierarchy.walk(vector[None]), axis=1)[0]
-            return Way(places.steps(vector, path.tolist()))
-
-    def way_of_document(self, doc_id: str) -> Way:
-        """Return the path of a document from the root to its leaf; NotThereError if it or the tree is not there."""
-        with self._now() as (reader, places):
-            present = reader.present([doc_id])
-            if doc_id not in present:
-                raise NotThereError(f"no document {doc_id!r} is there")
-            number = present[doc_id][0]
-            (vector,) = reader.vectors_at(np.array([number]))
-        hierarchy, leaf = places.tree.hierarchy, places.leaf_of(number)
-        path = hierarchy.ancestors(hierarchy.depth - 1, np.array([leaf]))[0]
-        position = int(np.searchsorted(places.documents_of(leaf), number))
-        return Way(places.steps(vector, path.tolist()), position, number not in places.tree.numbers)
-
     @contextmanager
-    def _now(self, level: int = 0, node: int = 0) -> Iterator[tuple[Reader, Places]]:
+    def now(self, level: int = 0, node: int = 0) -> Iterator[tuple[Reader, Places]]:
         """Open a reader, and find the places that it sees; NotThereError if there is no such node."""
         with self.index.state.reading() as reader:
             places = self.places_at(reader)

@@ -192,7 +192,7 @@ class ReplicaStore(Store):
     def reading(self) -> Iterator[Reader]:
         """Open one consistent view, of a moment that is at most `REFRESH` seconds old."""
         self.look()
-        with self._errors(), self._connections.lend() as connection, heeding_deadlines(connection):
+        with self._lend() as connection, heeding_deadlines(connection):
             with self._lock:  # so that the moment and the collection belong together
                 connection.execute("BEGIN")
                 reader = _ReplicaReader(connection, self.dim, self.collection)

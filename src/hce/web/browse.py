@@ -76,10 +76,12 @@ async def tree(
 
 
 def _tree(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:
-    found = live.node(level, node, depth, most)
-    documents = live.documents(node, offset, most) if level == live.levels else []
-    listed = [Listed(*_shown(each)) for each in documents]
-    return TreeAnswer(live.levels, found, live.above(level, node), listed, offset)
+    with live.now(level, node) as (reader, places):
+        numbers = places.documents_of(node)[offset : offset + most].tolist() if level == places.levels else []
+        documents = reader.documents(numbers)
+        listed = [Listed(*_shown(documents[number])) for number in numbers]
+        found = places.node(level, node, depth, most)
+        return TreeAnswer(places.levels, found, places.above(level, node), listed, offset)
 
 
 def _shown(document: Document) -> tuple[str, str, str]:
@@ -95,11 +97,13 @@ async def tree_path(
     """Show the way of a query down the tree, level by level, or a document's place in it."""
     if (q is None) == (id is None):
         raise HTTPException(400, "give either q, a query, or id, a document")
-    if q is not None:
-        way = await site.looks.run(site.tree.way_of_query, await site.queries.encode(q))
-    else:
-        way = await site.looks.run(site.tree.way_of_document, str(id))
-    return answer(WayAnswer(q, id, way))
+    vector = None if q is None else await site.queries.encode(q)
+    return answer(WayAnswer(q, id, await site.looks.run(_way, site.tree, vector, id)))
+
+
+def _way(live: LiveTree, vector: np.ndarray | None, doc_id: str | None) -> Way:
+    with live.now() as (reader, places):
+        return places.way_of_document(reader, str(doc_id)) if vector is None else places.way_of_query(vector)
 
 
 # ----------------------------------------------------------------------------------------------------- the map

@@ -150,27 +150,32 @@ class Tools:
         document = self._index.get(doc_id)
         if document is None:
             raise NotThereError(f"no document {doc_id!r} is there")
-        steps = self._tree.way_of_document(doc_id).steps if self._tree.levels else []
-        root = [self._tree.node(0, 0, 0, 0)] if steps else []
+        path: list[Node | WayStep] = []
+        if self._tree.node_counts:
+            with self._tree.now() as (reader, places):
+                path = [places.node(0, 0), *places.way_of_document(reader, doc_id).steps]
         stop = start + TEXT_CHARACTERS
         return Fetched(
             **vars(_found([document], page)[0]),
             text=document.text[start:stop],
             metadata=_unicode(document.metadata),
-            path=_lines([*root, *steps]),
+            path=_lines(path),
             next_start=stop if stop < len(document.text) else None,
         )
 
     def _browsed(self, level: int, node: int, start: int, page: str) -> Browsed:
-        here = self._tree.node(level, node, 1, CHILDREN)
-        listed = self._tree.documents(node, start, CHILDREN) if level == self._tree.levels else []
+        with self._tree.now(level, node) as (reader, places):
+            here, above = places.node(level, node, 1, CHILDREN), places.above(level, node)
+            listed = places.documents_of(node)[start : start + CHILDREN].tolist() if level == places.levels else []
+            central = places.central(reader, level, node, REPRESENTATIVES)
+            found = reader.documents([*listed, *central])
         return Browsed(
             **vars(_lines([here])[0]),
-            path=_lines(self._tree.above(level, node)),
+            path=_lines(above),
             children=_lines(here.children),
             child_count=here.child_count,
-            representatives=_found(self._tree.central_documents(level, node, REPRESENTATIVES), page),
-            listed=_found(listed, page),
+            representatives=_found([found[number] for number in central], page),
+            listed=_found([found[number] for number in listed], page),
         )
 
     def _neighbors(self, doc_id: str, k: int) -> list[Hit]:
