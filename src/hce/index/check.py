@@ -73,10 +73,6 @@ def check(path: str | Path, *, repair: bool = False, progress: bool = False) -> 
     """Read all of an index or model, and return what is not as it was written.
 
     A repair heals what is derived or can be encoded again, and gives checksums to what has none.
-
-    Raises:
-        InputError: the folder holds neither.
-        FormatError: the manifest is damaged, so that nothing else can be checked.
     """
     path = Path(path)
     if is_file(path / MANIFEST_FILE) and not is_file(path / "hierarchy.safetensors"):

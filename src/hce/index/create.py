@@ -153,11 +153,6 @@ def create_index(
 
     Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an
     encoder that is named computes. `vectors` and `calibration` are as in `Index.temporary`.
-
-    Raises:
-        InputError: the folder is there already, an argument is not what it has to be, or other processes that work
-            together with this one have other documents or another encoder.
-        OutsideError: what an earlier run seems to have left holds a link, a pipe or a device.
     """
     path, progress = Path(path), progress and is_first_process()
     require_new(path)
@@ -275,10 +270,7 @@ def _calibrated(
 def _tree(
     choice: HierarchyChoice, start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
 ) -> Hierarchy | None:
-    """Return the tree that is given, was trained with the encoder, or is grown now.
-
-    One that is grown is kept in `place`, where a run that is continued finds it.
-    """
+    """Return the tree that is given, was trained, or is grown now, and then kept in `place` for the next run."""
     if isinstance(choice, Hierarchy):
         if len(choice) != len(corpus):
             raise InputError(f"the hierarchy is of {len(choice):,} documents, the corpus has {len(corpus):,}")
@@ -303,10 +295,7 @@ def _tree(
 
 
 def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> Path:
-    """Write documents with their vectors, and long ones with passages, into a folder.
-
-    What a killed run has written there stays, and the next one goes on behind it.
-    """
+    """Write documents with vectors and passages into a folder, after what a killed run has written there."""
     store = _begun_store(place, vectors.shape[1])
     alone = held_alone(place, f"{place}: another process writes the same index; wait for it")
     with alone, progress_bar("writing", len(corpus), "documents", show=progress) as advance:

@@ -62,19 +62,13 @@ def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
         wanted, earlier = _wanted(sign, value), conditions.get(field)
         if earlier is None:
             conditions[field] = wanted
-        elif not isinstance(earlier, dict) or not isinstance(wanted, dict):
-            raise _twice(clause, field)
-        elif NOT_EQUAL in wanted:
-            earlier[NOT_EQUAL] = earlier.get(NOT_EQUAL, []) + wanted[NOT_EQUAL]
-        elif earlier.keys() & wanted.keys():
-            raise _twice(clause, field)
-        else:
-            earlier.update(wanted)
+            continue
+        if isinstance(earlier, dict) and isinstance(wanted, dict) and NOT_EQUAL in wanted:
+            wanted = {NOT_EQUAL: earlier.pop(NOT_EQUAL, []) + wanted[NOT_EQUAL]}
+        if not isinstance(earlier, dict) or not isinstance(wanted, dict) or earlier.keys() & wanted.keys():
+            raise InputError(f"condition {clause!r}: the field {field!r} has such a condition already; give one")
+        earlier.update(wanted)
     return conditions
-
-
-def _twice(clause: str, field: str) -> InputError:
-    return InputError(f"condition {clause!r}: the field {field!r} has such a condition already; give one")
 
 
 def _parts(clause: str) -> tuple[str, str, str]:
@@ -137,12 +131,9 @@ def field_exists(field: str) -> Condition:
 
 
 def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
-    """Return the statement that counts documents by a field's values, most first.
+    """Return the statement that counts documents by a field's values, most first; of a list, each element counts once.
 
-    Its rows are a value, the JSON type of it, and how many documents have it. Of a list, each element counts once.
-
-    Raises:
-        InputError: a field or value that cannot be asked for.
+    Its rows are a value, the JSON type of it, and how many documents have it.
     """
     condition = compile_filter(conditions or {})
     parameters = _Parameters(condition.parameters)
@@ -245,21 +236,17 @@ class _Parameters(dict[str, Any]):
     """Values by the names under which a statement refers to them."""
 
     def add(self, value: Any) -> str:
+        """Add a value as SQLite takes it: a larger integer as the nearest float."""
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            try:
+                value = float(value)
+            except OverflowError:
+                value = math.inf if value > 0 else -math.inf
+        if isinstance(value, str) and not is_unicode(value):
+            raise InputError(f"value {value!r}: it has half a surrogate pair, which cannot be looked for")
         name = f"p{len(self)}"
-        self[name] = _bindable(value)
+        self[name] = value
         return f":{name}"
-
-
-def _bindable(value: Any) -> Any:
-    """Return a value as SQLite takes it: larger integers as the nearest float."""
-    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-    if isinstance(value, str) and not is_unicode(value):
-        raise InputError(f"value {value!r}: it has half a surrogate pair, which cannot be looked for")
-    return value
 
 
 def _path(names: list[str]) -> str:

@@ -196,12 +196,7 @@ class Cutter:
 
 
 class LongDocuments:
-    """The passages of a corpus's long documents, and what is encoded of the corpus.
-
-    Attributes:
-        corpus: what is encoded: all documents, and after the last one the passages of the long ones. Without long
-            documents, the corpus as it was given.
-    """
+    """The passages of a corpus's long documents; and `corpus`: all documents, and after the last one these passages."""
 
     def __init__(self, corpus: Corpus, cutter: Cutter, *, progress: bool = False) -> None:
         self._passages: dict[int, list[Passage]] = {}
