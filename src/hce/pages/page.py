@@ -50,12 +50,8 @@ def html_table(
 ) -> str:
     """Return a table of texts, scrolled sideways where it is too wide.
 
-    Args:
-        header: the names of the columns.
-        rows: the texts.
-        ours: whether each row stands out.
-        signed: the columns whose values begin with their sign: gains are green, losses red.
-        is_long: whether the first column is long texts, which have lines of their own on a phone.
+    Rows that are `ours` stand out. In the columns `signed`, gains are green and losses red by their sign. If `is_long`,
+    the texts of the first column have lines of their own on a phone.
     """
 
     def cell(column: int, text: str) -> str:

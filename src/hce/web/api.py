@@ -57,32 +57,19 @@ FOLDERS = re.compile(
 
 
 class ServedIndex:
-    """The parts that requests are answered from.
-
-    Attributes:
-        tree: the index's tree with the current documents.
-        map: the same tree as a map.
-        untrained: the ranking to compare with.
-        asked: counts queries, if the server learns from them.
-        searches: the threads that search; more than there are cores would only compete.
-        writes: the thread that writes, since a store takes one write at a time.
-        embeddings: the thread that encodes texts for other systems.
-        looks: the threads for everything else, which a full queue of searches does not delay.
-    """
+    """The parts that requests are answered from; each kind of request has threads of its own."""
 
     def __init__(self, index: Index, rules: Rules, *, learns: bool = False) -> None:
         self.index, self.rules = index, rules
-        self.tree = LiveTree(index)
+        self.tree, self.untrained, self.drift = LiveTree(index), Untrained(index), DriftWatch(index)
         self.map = DocumentMap(self.tree)
-        self.untrained = Untrained(index)
-        self.drift = DriftWatch(index)
         self.asked = AskedQueries(index.state) if learns else None
         encode = self.asked.encode if self.asked else index.state.encode_queries
         self.queries = QueryBatcher(encode, SEARCHES_WAITING)
-        self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)
-        self.writes = Lane(1, WRITES_WAITING)
-        self.embeddings = Lane(1, WRITES_WAITING)
-        self.looks = Lane(4, SEARCHES_WAITING)
+        self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)  # more than cores would only compete
+        self.writes = Lane(1, WRITES_WAITING)  # a store takes one write at a time
+        self.embeddings = Lane(1, WRITES_WAITING)  # for other systems
+        self.looks = Lane(4, SEARCHES_WAITING)  # everything else
 
     def stop(self) -> None:
         """End the work in the background."""

@@ -108,10 +108,7 @@ def url_of(host: str, listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """Serves an application at a socket until Ctrl-C or SIGTERM; requests under way are answered first.
 
-    Args:
-        app: the application.
-        listener: the socket.
-        started: called as soon as the server listens.
+    It calls `started` as soon as it listens.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket, started: Callable[[], None] = lambda: None) -> None:

@@ -38,11 +38,7 @@ HEAD_BYTES = 65_536
 
 
 class HttpConnection(H11Protocol):
-    """The server's side of a connection.
-
-    Attributes:
-        address: of the other side, by which connections are counted; of IPv6 the network, since one machine has many.
-    """
+    """The server's side of a connection."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection, if there is room or can be made."""
@@ -121,7 +117,7 @@ def _end_one_of(crowd: list[HttpConnection]) -> bool:
 
 
 def _network(address: str) -> str:
-    """Return what connections from an address are counted by."""
+    """Return what connections are counted by: the address, of IPv6 its network."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

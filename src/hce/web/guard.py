@@ -167,11 +167,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or let the application answer."""
-        if scope["type"] == "websocket":  # there are none here
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # the server starts or ends; there are no websockets here
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
