@@ -175,15 +175,6 @@ def test_a_model_without_tokens_is_one_clear_line(monkeypatch, tmp_path, bert_fo
         Encoder.load(bert_folder).token_table()
 
 
-def test_drift_counts_the_words_that_the_table_does_not_have(concept_corpus, static_encoder, tmp_path):
-    train(concept_corpus, static_encoder, recipe=QUICK, output=tmp_path / "model")
-    index = Index.create(tmp_path / "index", concept_corpus, tmp_path / "model")
-    index.add([Document(f"new-{number}", f"w{number} zebra okapi") for number in range(60)])
-    drift = index.drift()
-    assert drift.old is not None and drift.old.unknown == pytest.approx(0, abs=0.05)
-    assert drift.new is not None and drift.new.unknown == pytest.approx(2 / 3, abs=0.05)
-
-
 # ------------------------------------------------------------------------------------------- words in a hybrid search
 
 PAIRS_OF_WORDS = Corpus.from_documents(Document(f"d{number}", f"w{number} w{number + 100}") for number in range(40))
