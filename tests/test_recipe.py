@@ -120,7 +120,8 @@ def test_the_paper_to_the_letter_with_an_encoder_of_gtrs_shape(concept_corpus, g
     assert set(trainer.steps_seen) == {(100, 4)}
     assert type(trainer.optimizer) is type(trainer.centroid_optimizer) is Adafactor
     assert not trainer.objective.mask
-    assert trainer.objective.temperature == trainer.objective.level_temperature == 0.01
+    settings = trainer.objective.get_config_dict()
+    assert settings["temperature"] == settings["level_temperature"] == 0.01
     assert len(trainer.objective.centroids) == result.hierarchy.depth - 1
     assert trainer.weighted[0][1].lengths == (64,)
     assert len(trainer.weighted[0][1]) == len(concept_corpus)  # trained on all

@@ -493,10 +493,12 @@ class HCELoss(nn.Module):
             raise InputError(f"groups has {len(groups)} entries for {count} documents.")
         self.model = model
         self.depth = depth
-        self.temperature = temperature
-        self.level_temperature = level_temperature
-        self.level_target = level_target
-        self.level_weight = level_weight
+        self.settings: dict[str, Any] = {  # of `hce_loss`
+            "temperature": temperature,
+            "level_temperature": level_temperature,
+            "level_target": level_target,
+            "level_weight": level_weight,
+        }
         self.mask = mask
         self.margin = margin
         self.gather_across_devices = gather_across_devices
@@ -515,7 +517,8 @@ class HCELoss(nn.Module):
         """Return the summands of the loss by name; the trainer backpropagates their sum and logs each."""
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         summands = self.summands(embeddings, self.positions(labels, max(0, len(embeddings) - 2)))
-        named = {f"level_{t}": self.level_weight * loss for t, loss in enumerate(summands.level_losses, start=1)}
+        weight = self.settings["level_weight"]
+        named = {f"level_{t}": weight * loss for t, loss in enumerate(summands.level_losses, start=1)}
         return {**named, "document": summands.document_loss}
 
     def summands(
@@ -532,12 +535,9 @@ class HCELoss(nn.Module):
             documents if not self.gather_across_devices else gather(documents),
             self._levels(positives.positions, known),
             self._sampled(rest, positions.sampled, positives, known),
-            temperature=self.temperature,
-            level_temperature=self.level_temperature,
-            level_target=self.level_target,
-            level_weight=self.level_weight,
             pairing=self._in_batch(queries, documents, positives, known),
             teacher=teacher,
+            **self.settings,
         )
 
     def positions(self, labels: Tensor | None, sampled_count: int) -> Positions:
@@ -559,13 +559,10 @@ class HCELoss(nn.Module):
         return Positions(labels[:, 0], labels[:, 1:first_known], labels[:, first_known:])
 
     def _documents(self, positions: Tensor, vectors: Tensor) -> ComparedDocuments:
-        return ComparedDocuments(positions, self._groups_of(positions), vectors.detach())
-
-    def _groups_of(self, positions: Tensor) -> Tensor:
-        return torch.where(positions >= 0, self.groups[positions.clamp_min(0)], -1)
+        return ComparedDocuments(positions, _entries(self.groups, positions), vectors.detach())
 
     def _forbidden(self, positives: ComparedDocuments, candidates: ComparedDocuments, known: Tensor) -> Tensor:
-        groups = self._groups_of(known)
+        groups = _entries(self.groups, known)
         return false_negatives(positives, candidates, known=known, known_groups=groups, margin=self.margin)
 
     def _levels(self, positions: Tensor, known: Tensor) -> list[BatchLevel]:
@@ -576,7 +573,7 @@ class HCELoss(nn.Module):
                 with_averaged_gradient(centroids),
                 Siblings(*(getattr(self, f"level_{t}_{name}") for name in Siblings._fields)),
                 self.paths[positions, t - 1],
-                None if several is None else torch.where(several >= 0, self.paths[several.clamp_min(0), t - 1], -1),
+                None if several is None else _entries(self.paths[:, t - 1], several),
             )
             for t, centroids in enumerate(self.centroids, start=1)
         ]
@@ -611,9 +608,13 @@ class HCELoss(nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings, for the model card."""
-        names = ("temperature", "level_temperature", "level_target", "level_weight", "mask", "margin")
-        settings = {name: getattr(self, name) for name in (*names, "gather_across_devices")}
-        return {"loss_levels": len(self.centroids), **settings}
+        others = {name: getattr(self, name) for name in ("mask", "margin", "gather_across_devices")}
+        return {"loss_levels": len(self.centroids), **self.settings, **others}
+
+
+def _entries(values: Tensor, positions: Tensor) -> Tensor:
+    """Return the values of documents, −1 for unknown ones."""
+    return torch.where(positions >= 0, values[positions.clamp_min(0)], -1)
 
 
 def _integers(values: np.ndarray) -> Tensor:
