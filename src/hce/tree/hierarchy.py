@@ -339,13 +339,11 @@ class Hierarchy:
         """
         if len(self) != len(other):
             raise InputError(f"churn compares trees of the same documents, not of {len(self)} and {len(other)}")
-        pairs, shared = np.unique(np.stack([self.document_parent, other.document_parent]), axis=1, return_counts=True)
-        stayed = []
-        for side in pairs:
-            most = np.zeros(side.max() + 1, dtype=np.int64)
-            np.maximum.at(most, side, shared)
-            stayed.append(int(most.sum()))
-        return 1 - min(stayed) / len(self)
+        from scipy import sparse  # which a tree that is only searched does not need
+
+        ones = np.ones(len(self), dtype=np.int64)
+        together = sparse.csr_matrix((ones, (self.document_parent, other.document_parent)))  # added up
+        return 1 - min(int(together.max(axis=axis).sum()) for axis in (0, 1)) / len(self)
 
     # ------------------------------------------------------------------------------------------------- on disk
 
