@@ -269,6 +269,13 @@ def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
     return Recipe.for_encoder(static=True, documents=document_count, train="encoder", precision="float32", **settings)
 
 
+def recipe_of_tuning(recipe: Recipe, epoch_pairs: int) -> Recipe:
+    """Return how labels fine-tune a transformer before it gets companions."""
+    alike = ("seed", "dev_queries", "dev_pool", "precision", "clustering", "branching")
+    settings = {name: getattr(recipe, name) for name in alike}
+    return Recipe.for_encoder(static=False, epoch_pairs=epoch_pairs, **TUNING, **settings)
+
+
 def unknown_setting(name: str, known: Iterable[str]) -> InputError:
     """Return the error of a setting that does not exist, with the name that was probably meant."""
     close = get_close_matches(name, list(known), n=1)
@@ -308,6 +315,20 @@ TRANSFORMER: dict[str, Any] = {
     "mix_limit": 0.5,
     "dev_queries": 96,
     "dev_pool": 512,
+}
+
+# Labels are worth one turn through the upper half of the layers, against the other documents of the batch.
+TUNING: dict[str, Any] = {
+    "train": "encoder",
+    "mode": "supervised",
+    "epochs": 1,
+    "batch_size": 32,
+    "learning_rate": 1e-4,
+    "frozen": 0.5,
+    "dropout": False,
+    "tree": False,
+    "negatives": "none",
+    "keep": "best",
 }
 
 # Everything that the paper tells, and nothing that it does not. It trains centroids along with the encoder, by the

@@ -35,7 +35,7 @@ from hce.training.companion import with_companions, without_companions
 from hce.training.model_folder import Epoch, gains, mean_over_kinds, save_model
 from hce.training.pairs import LABELED, DevSet, LabelSets, documents_to_learn, means, sources_and_devset
 from hce.training.query_mean import QueryMean
-from hce.training.recipe import Recipe, recipe_of_table
+from hce.training.recipe import Recipe, recipe_of_table, recipe_of_tuning
 from hce.training.state import CheckpointFolder
 from hce.training.steps import only_upper_layers
 from hce.tree.names import name_nodes
@@ -43,6 +43,7 @@ from hce.tree.names import name_nodes
 logger = logging.getLogger(__name__)
 
 SMALL_CORPUS = 200
+LEAST_TO_TUNE = 400  # labeled queries
 SHORT_DOCUMENT = 16  # words and marks; the median below that leaves nothing to cut a span from
 
 
@@ -91,6 +92,7 @@ def train(
         raise wrong_type(recipe, "recipe: give an hce.Recipe")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
     given = encoder.parts[0]  # companions that it came with are made again
+    tuning = None if log else _tuning(recipe or Recipe(), corpus, given, pairs)
     recipe = _settled(recipe, corpus, given, pairs or generated)
     label_sets = LabelSets(pairs, generated, dev, log if isinstance(log, QueryMean) else tuple(log))
     corpus = documents_to_learn(corpus, recipe, (pairs, generated, dev))
@@ -101,7 +103,7 @@ def train(
         require_alike(_identity(corpus, given, label_sets, recipe))
         if output is not None:
             require_shared(Path(output).absolute().parent)
-    fit = _Training(corpus, given, label_sets, recipe, run_folder, progress, on_epoch).run()
+    fit = _Training(corpus, given, label_sets, recipe, tuning, run_folder, progress, on_epoch).run()
     result = fit.result
     if output is not None and run_folder is not None and is_first_process():
         if result.hierarchy.levels:
@@ -118,17 +120,19 @@ class _Training(NamedTuple):
     given: Encoder  # without companions
     label_sets: LabelSets
     recipe: Recipe
+    tuning: Recipe | None  # how labels fine-tune a transformer before it gets companions; None: not at all
     run_folder: Path | None  # where the state of the run is kept until it is done; None keeps none
     progress: bool
     on_epoch: Callable[[Epoch], None]  # called with each epoch of what is trained first
 
     def run(self) -> Fit:
         """Train what the recipe says, and put companions next to the encoder where it says so."""
-        tables = []
+        tables, tuned = [], None
         if self.recipe.train == "encoder":
             return without_companions(self.corpus, self._fit(self.given))
-        if self.recipe.train == "companion":  # a token table next to the transformer, which stays unchanged
-            fit, encoder = self._fit(self.given.token_table()), self.given
+        if self.recipe.train == "companion":  # a token table, next to the transformer that labels may fine-tune
+            table, tuned = self.given.token_table(), self._tuned()
+            fit, encoder = self._fit(table), self.given
             tables = [fit.result.encoder]
         elif self.given.is_table:
             fit = self._fit(self.given)
@@ -140,7 +144,16 @@ class _Training(NamedTuple):
             of_table = self._replace(recipe=recipe, run_folder=folder and folder / "table", on_epoch=lambda epoch: None)
             tables = [of_table._fit(table).result.encoder]
         log = self.label_sets.log
-        return with_companions(self.corpus, encoder, fit, tables, self.run_folder, log=log, progress=self.progress)
+        fit = with_companions(self.corpus, encoder, fit, tables, self.run_folder, log=log, progress=self.progress)
+        return fit if tuned is None or not tuned.result.mix else _of_tuned(tuned, fit)
+
+    def _tuned(self) -> Fit | None:
+        """Fine-tune the given transformer in place; keep that where held-out labels gain."""
+        if self.tuning is None:
+            return None
+        labels, folder = self.label_sets._replace(generated=None), self.run_folder and self.run_folder / "tuned"
+        stage = self._replace(recipe=self.tuning, label_sets=labels, run_folder=folder, on_epoch=lambda epoch: None)
+        return stage._fit(self.given)
 
     def _fit(self, given: Encoder) -> Fit:
         """Train an encoder by HCE."""
@@ -217,6 +230,23 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
         "precision": "bfloat16" if is_fast else "float32",
     }
     return replace(recipe, **{name: value for name, value in decided.items() if getattr(recipe, name) == "auto"})
+
+
+def _tuning(recipe: Recipe, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe | None:
+    """Return how to fine-tune a transformer, if nothing else was asked for and there are enough labels."""
+    is_open = recipe.train == "auto" and recipe.mode != "unsupervised" and not encoder.is_table
+    if not is_open or labels is None or len(labels.qrels) < LEAST_TO_TUNE:
+        return None
+    pair_count = sum(1 for each in labels.qrels.judgments() if each.grade > 0)
+    return _settled(recipe_of_tuning(recipe, min(pair_count, len(corpus))), corpus, encoder, labels)
+
+
+def _of_tuned(tuned: Fit, fit: Fit) -> Fit:
+    """Return a fit whose measures begin before fine-tuning."""
+    stages = {"fine-tuning": tuned.result.after, **fit.result.stages}
+    mix = fit.result.mix or tuned.result.mix
+    result = replace(fit.result, before=tuned.result.before, stages=stages, mix=mix)
+    return replace(fit, result=result, ndcg_before=tuned.ndcg_before)
 
 
 def _refuse_impossible(corpus: Corpus, encoder: Encoder, recipe: Recipe, log: Sequence[str] | QueryMean) -> None:

@@ -1,0 +1,76 @@
+"""Labels fine-tune a transformer before it gets companions: enough of them, and only where held-out ones gain."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+from conftest import labels_of_concepts
+
+import hce.training.train
+from hce.data.corpus import Corpus
+from hce.data.judgments import Labels
+from hce.encoding.encoder import Encoder
+from hce.training.recipe import TUNING, Recipe
+from hce.training.train import train
+
+QUICK = Recipe.for_encoder(static=False, epochs=1, batch_size=32, dev_queries=20, span_lengths=(4,))
+LABELS = labels_of_concepts(80)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, static_encoder):
+    """A random token table stands in for one that is distilled, and 60 labels are enough."""
+    monkeypatch.setattr("hce.encoding.encoder.load_table_of", lambda *_: deepcopy(static_encoder.table))
+    monkeypatch.setattr(hce.training.train, "LEAST_TO_TUNE", 60)
+
+
+def tuned(corpus: Corpus, folder: Path, recipe: Recipe = QUICK, labels: Labels = LABELS, **options) -> tuple[bool, list]:
+    """Return whether training moved the transformer's weights, and the names of its stages."""
+    given = Encoder.load(folder, device="cpu")
+    fingerprint = given.fingerprint
+    result = train(corpus, given, pairs=labels, recipe=recipe, **options)
+    return result.encoder.parts[0].fingerprint != fingerprint, list(result.stages)
+
+
+def test_enough_labels_fine_tune_a_transformer(concept_corpus, bert_folder, monkeypatch, tmp_path):
+    monkeypatch.setitem(TUNING, "keep", "last")
+    moved, stages = tuned(concept_corpus, bert_folder, output=tmp_path / "model")
+    assert moved and stages[0] == "fine-tuning"
+    facts = json.loads((tmp_path / "model" / "hce.json").read_text())
+    assert facts["recipe"]["train"] == "companion" and list(facts["stages"]) == stages
+    lines = [json.loads(line) for line in (tmp_path / "model" / "dev.jsonl").read_text().splitlines()]
+    assert facts["before"]["labeled"] == pytest.approx(sum(line["before"] for line in lines) / len(lines), abs=1e-4)
+
+
+def test_what_held_out_labels_do_not_gain_by_is_not_kept(concept_corpus, bert_folder, monkeypatch):
+    monkeypatch.setattr("hce.training.co_training._measure", lambda devset, encoder, *_: {"labeled": 0.5})
+    moved, stages = tuned(concept_corpus, bert_folder)
+    assert not moved and "fine-tuning" not in stages
+
+
+@pytest.mark.parametrize(
+    ("recipe", "labels"),
+    [
+        (QUICK, labels_of_concepts(59)),
+        (Recipe.for_encoder(static=False, epochs=1, batch_size=32, dev_queries=20, train="companion"), LABELS),
+        (Recipe.for_encoder(static=False, epochs=1, batch_size=32, dev_queries=20, mode="unsupervised"), LABELS),
+    ],
+)
+def test_few_labels_and_other_wishes_leave_it_unchanged(concept_corpus, bert_folder, monkeypatch, recipe, labels):
+    monkeypatch.setitem(TUNING, "keep", "last")
+    assert not tuned(concept_corpus, bert_folder, recipe, labels)[0]
+
+
+def test_a_run_that_stopped_after_fine_tuning_ends_the_same(concept_corpus, bert_folder, monkeypatch, tmp_path):
+    monkeypatch.setitem(TUNING, "keep", "last")
+    whole = train(concept_corpus, Encoder.load(bert_folder, device="cpu"), pairs=LABELS, recipe=QUICK)
+    options = {"pairs": LABELS, "recipe": QUICK, "output": tmp_path / "model"}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(hce.training.train, "with_companions", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        train(concept_corpus, Encoder.load(bert_folder, device="cpu"), **options)
+    monkeypatch.setattr("hce.training.steps.Trainer._step", None)  # nothing is trained twice
+    again = train(concept_corpus, Encoder.load(bert_folder, device="cpu"), **options, resume=True)
+    assert again.encoder.fingerprint == whole.encoder.fingerprint and again.stages == whole.stages
