@@ -27,7 +27,9 @@ def quick(monkeypatch, static_encoder):
     monkeypatch.setattr(hce.training.train, "LEAST_TO_TUNE", 60)
 
 
-def tuned(corpus: Corpus, folder: Path, recipe: Recipe = QUICK, labels: Labels = LABELS, **options) -> tuple[bool, list]:
+def tuned(
+    corpus: Corpus, folder: Path, recipe: Recipe = QUICK, labels: Labels = LABELS, **options
+) -> tuple[bool, list]:
     """Return whether training moved the transformer's weights, and the names of its stages."""
     given = Encoder.load(folder, device="cpu")
     fingerprint = given.fingerprint

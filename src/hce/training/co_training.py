@@ -142,8 +142,7 @@ def co_train(
             epoch = Epoch(run.counters.epoch, _measure(devset, encoder), losses, accuracy)
             if epoch.metric > run.best_metric:  # a better representation was found
                 run.best_weights, run.best_metric = weights_of(encoder), epoch.metric
-                needs_vectors = recipe.tree or recipe.negatives == "mined"  # ANCE refreshes what it mines from
-                if recipe.cotrain and needs_vectors and run.counters.epoch < recipe.epochs:
+                if recipe.cotrain and recipe.needs_vectors and run.counters.epoch < recipe.epochs:
                     epoch = _recluster(run, epoch)
             run.history.append(replace(epoch, seconds=round(time.perf_counter() - began, 3)))
             run.save()
@@ -176,7 +175,8 @@ def _begin(trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | Non
     began = time.perf_counter()
     vectors, tree = _encode_and_cluster(trainer, checkpoints, clustering_number=0)
     trainer.use_tree(tree, vectors)
-    epoch = Epoch(0, _measure(devset, trainer.encoder, vectors), seconds=round(time.perf_counter() - began, 3))
+    known = vectors if trainer.recipe.needs_vectors else None
+    epoch = Epoch(0, _measure(devset, trainer.encoder, known), seconds=round(time.perf_counter() - began, 3))
     best_weights = weights_of(trainer.encoder)
     return TrainingRun(trainer, tree, vectors, best_weights, epoch.metric, [epoch], checkpoints=checkpoints)
 
@@ -227,7 +227,7 @@ def _finish(
         encoder.model.load_state_dict(run.best_weights)
         history = history[: best_epoch(history) + 1]
     mix = load_kept(encoder, start_weights, run.best_weights, history, devset, recipe)
-    vectors = run.vectors if run.tree_epoch == mix.pure_epoch else None
+    vectors = run.vectors if recipe.needs_vectors and run.tree_epoch == mix.pure_epoch else None
     tree = run.tree
     if recipe.tree and vectors is None:  # the present tree is of other weights
         vectors, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
@@ -255,7 +255,10 @@ def _encode_and_cluster(
     left there may be of weights that differ in the last digits, where other processes add up in another order.
     """
     place = None if checkpoints is None else checkpoints.vectors_folder(clustering_number)
-    vectors = encode_corpus(trainer.encoder, trainer.corpus, place, replace=True, progress=None)
+    if trainer.recipe.needs_vectors:
+        vectors = encode_corpus(trainer.encoder, trainer.corpus, place, replace=True, progress=None)
+    else:
+        vectors = np.empty((len(trainer.corpus), 0), dtype=np.float32)
     return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, clustering_number)
 
 

@@ -224,6 +224,11 @@ class Recipe:
             raise unknown_setting(name, defaults)
         return -1 if (name, text) == ("levels", "all") else parsed_value(name, text, defaults[name])
 
+    @property
+    def needs_vectors(self) -> bool:
+        """Whether training looks at vectors of all documents: for a tree, or to mine negatives."""
+        return self.tree or self.negatives == "mined"
+
     def require_documents(self, count: int) -> None:
         """Raise an `InputError` where there are fewer documents than a batch has pairs."""
         if self.batch_size > count:

@@ -94,8 +94,11 @@ def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkp
     levels = tuple(Level(arrays[f"{t}.parent"], arrays[f"{t}.centroids"]) for t in range(len(arrays) // 2))
     about, parent = facts["tree"], tensors["document_parent"].numpy()
     tree = Hierarchy(levels, parent, tuple(about["mean_cosines"]), about["facts"])
-    vectors = np.load(checkpoints.vectors_named(facts["vectors"]), mmap_mode="c", allow_pickle=False)
-    if vectors.dtype != np.float32 or vectors.shape != (len(tree), trainer.encoder.dim):
+    vectors, width = np.empty((len(tree), 0), dtype=np.float32), 0
+    if trainer.recipe.needs_vectors:
+        vectors = np.load(checkpoints.vectors_named(facts["vectors"]), mmap_mode="c", allow_pickle=False)
+        width = trainer.encoder.dim
+    if vectors.dtype != np.float32 or vectors.shape != (len(tree), width):
         raise FormatError(f"{facts['vectors']} holds {vectors.dtype} of shape {vectors.shape}")
     trainer.use_tree(tree, vectors)
     for t, centroid in enumerate(trainer.centroids):
