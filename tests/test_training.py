@@ -373,7 +373,7 @@ def test_where_the_loss_breaks_the_best_epoch_counts_as_the_last(concept_corpus,
     """The best is the start here: it came back, and was said to be of the first epoch."""
     break_the_loss(monkeypatch, 10)
     measures = iter([0.5, 0.4])
-    monkeypatch.setattr(hce.training.co_training, "_measure", lambda *_: {"labeled": next(measures)})
+    monkeypatch.setattr(hce.training.co_training, "_measure", lambda *_: {"labeled": np.array([next(measures)])})
     before = static_encoder.fingerprint
     result = train(concept_corpus, static_encoder, recipe=replace(SMALL, keep="last"))
     assert result.encoder.fingerprint == before

@@ -6,6 +6,7 @@ import json
 from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import labels_of_concepts
 
@@ -13,7 +14,7 @@ import hce.training.train
 from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.encoding.encoder import Encoder
-from hce.training.recipe import TUNING, Recipe
+from hce.training.recipe import Recipe
 from hce.training.train import train
 
 QUICK = Recipe.for_encoder(static=False, epochs=1, batch_size=32, dev_queries=20, span_lengths=(4,))
@@ -38,7 +39,7 @@ def tuned(
 
 
 def test_enough_labels_fine_tune_a_transformer(concept_corpus, bert_folder, monkeypatch, tmp_path):
-    monkeypatch.setitem(TUNING, "keep", "last")
+    monkeypatch.setattr(hce.training.train, "CLEAR", 99.0)
     moved, stages = tuned(concept_corpus, bert_folder, output=tmp_path / "model")
     assert moved and stages[0] == "fine-tuning"
     facts = json.loads((tmp_path / "model" / "hce.json").read_text())
@@ -47,10 +48,25 @@ def test_enough_labels_fine_tune_a_transformer(concept_corpus, bert_folder, monk
     assert facts["before"]["labeled"] == pytest.approx(sum(line["before"] for line in lines) / len(lines), abs=1e-4)
 
 
-def test_what_held_out_labels_do_not_gain_by_is_not_kept(concept_corpus, bert_folder, monkeypatch):
-    monkeypatch.setattr("hce.training.co_training._measure", lambda devset, encoder, *_: {"labeled": 0.5})
+@pytest.mark.parametrize(("change", "is_kept"), [(-0.1, False), (0.0, True), (0.1, True)])
+def test_what_held_out_labels_are_clearly_against_is_undone(concept_corpus, bert_folder, monkeypatch, change, is_kept):
+    rng, ndcg = np.random.default_rng(0), []
+
+    def measured(self, *_, **__):
+        ndcg.append(ndcg[0] + change if ndcg else rng.random(len(self.panel[0].texts)))
+        return {"labeled": ndcg[-1]}
+
+    original = hce.training.train._Training._fit
+
+    def fit(self, given):
+        with monkeypatch.context() as patch:
+            if not given.is_table:
+                patch.setattr("hce.training.heldout.DevSet.ndcg", measured)
+            return original(self, given)
+
+    monkeypatch.setattr(hce.training.train._Training, "_fit", fit)
     moved, stages = tuned(concept_corpus, bert_folder)
-    assert not moved and "fine-tuning" not in stages
+    assert moved == is_kept and ("fine-tuning" in stages) == is_kept
 
 
 @pytest.mark.parametrize(
@@ -62,12 +78,12 @@ def test_what_held_out_labels_do_not_gain_by_is_not_kept(concept_corpus, bert_fo
     ],
 )
 def test_few_labels_and_other_wishes_leave_it_unchanged(concept_corpus, bert_folder, monkeypatch, recipe, labels):
-    monkeypatch.setitem(TUNING, "keep", "last")
+    monkeypatch.setattr(hce.training.train, "CLEAR", 99.0)
     assert not tuned(concept_corpus, bert_folder, recipe, labels)[0]
 
 
 def test_a_run_that_stopped_after_fine_tuning_ends_the_same(concept_corpus, bert_folder, monkeypatch, tmp_path):
-    monkeypatch.setitem(TUNING, "keep", "last")
+    monkeypatch.setattr(hce.training.train, "CLEAR", 99.0)
     whole = train(concept_corpus, Encoder.load(bert_folder, device="cpu"), pairs=LABELS, recipe=QUICK)
     options = {"pairs": LABELS, "recipe": QUICK, "output": tmp_path / "model"}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

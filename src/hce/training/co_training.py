@@ -130,7 +130,8 @@ def co_train(
     trainer = Trainer(corpus, encoder, sources, recipe)
     run = unfinished_run(trainer, checkpoints)
     if run is None:
-        run = _begin(trainer, devset, checkpoints)
+        is_measured = encoder.table is None and not recipe.needs_vectors  # a transformer starts as it was given
+        run = _begin(trainer, devset, checkpoints, ndcg_before if is_measured else None)
         run.save()
         on_epoch(run.history[0])
     is_broken = False
@@ -139,7 +140,8 @@ def co_train(
         is_broken = not _optimize(run, progress)
         if not is_broken:
             losses, accuracy = run.counters.close_epoch()
-            epoch = Epoch(run.counters.epoch, _measure(devset, encoder), losses, accuracy)
+            run.measured = _measure(devset, encoder)
+            epoch = Epoch(run.counters.epoch, _means(run.measured, encoder), losses, accuracy)
             if epoch.metric > run.best_metric:  # a better representation was found
                 run.best_weights, run.best_metric = weights_of(encoder), epoch.metric
                 if recipe.cotrain and recipe.needs_vectors and run.counters.epoch < recipe.epochs:
@@ -170,13 +172,16 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, cluste
         )
 
 
-def _begin(trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | None) -> TrainingRun:
-    """Encode, cluster, measure."""
+def _begin(
+    trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | None, ndcg: dict[str, np.ndarray] | None
+) -> TrainingRun:
+    """Encode, cluster, measure unless `ndcg` is known."""
     began = time.perf_counter()
     vectors, tree = _encode_and_cluster(trainer, checkpoints, clustering_number=0)
     trainer.use_tree(tree, vectors)
-    known = vectors if trainer.recipe.needs_vectors else None
-    epoch = Epoch(0, _measure(devset, trainer.encoder, known), seconds=round(time.perf_counter() - began, 3))
+    if ndcg is None:
+        ndcg = _measure(devset, trainer.encoder, vectors if trainer.recipe.needs_vectors else None)
+    epoch = Epoch(0, _means(ndcg, trainer.encoder), seconds=round(time.perf_counter() - began, 3))
     best_weights = weights_of(trainer.encoder)
     return TrainingRun(trainer, tree, vectors, best_weights, epoch.metric, [epoch], checkpoints=checkpoints)
 
@@ -231,7 +236,8 @@ def _finish(
     tree = run.tree
     if recipe.tree and vectors is None:  # the present tree is of other weights
         vectors, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
-    ndcg_after = devset.ndcg(encoder, vectors)
+    is_measured = run.measured is not None and not is_broken and mix.pure_epoch == history[-1].epoch
+    ndcg_after = run.measured if is_measured and run.measured else devset.ndcg(encoder, vectors)
     result = TrainResult(
         encoder=encoder,
         hierarchy=tree,
@@ -262,8 +268,12 @@ def _encode_and_cluster(
     return vectors, cluster_corpus(vectors, trainer.recipe, trainer.encoder, clustering_number)
 
 
-def _measure(devset: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, float]:
-    return of_the_first(devset.measure(encoder, vectors), encoder.device)
+def _measure(devset: DevSet, encoder: Encoder, vectors: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    return devset.ndcg(encoder, vectors)
+
+
+def _means(ndcg: dict[str, np.ndarray], encoder: Encoder) -> dict[str, float]:
+    return of_the_first(means(ndcg), encoder.device)
 
 
 def _stale_epochs(run: TrainingRun) -> int:

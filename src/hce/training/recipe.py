@@ -333,7 +333,7 @@ TUNING: dict[str, Any] = {
     "dropout": False,
     "tree": False,
     "negatives": "none",
-    "keep": "best",
+    "keep": "last",
 }
 
 # Everything that the paper tells, and nothing that it does not. It trains centroids along with the encoder, by the

@@ -43,6 +43,7 @@ class TrainingRun:
     history: list[Epoch]  # an entry for each finished epoch
     counters: Counters = field(default_factory=Counters)  # how far the run has come
     checkpoints: CheckpointFolder | None = None  # where the state and the vectors are kept; None: in memory only
+    measured: dict[str, np.ndarray] | None = None  # NDCG@10 by the last epoch's weights; None before and after a resume
 
     @property
     def tree_epoch(self) -> int:

@@ -30,7 +30,7 @@ from hce.processes import (
     require_shared,
     take_weights_of_the_first,
 )
-from hce.training.co_training import Fit, TrainResult, co_train
+from hce.training.co_training import Fit, TrainResult, co_train, weights_of
 from hce.training.companion import with_companions, without_companions
 from hce.training.model_folder import Epoch, gains, mean_over_kinds, save_model
 from hce.training.pairs import LABELED, DevSet, LabelSets, documents_to_learn, means, sources_and_devset
@@ -44,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 SMALL_CORPUS = 200
 LEAST_TO_TUNE = 400  # labeled queries
+CLEAR = 1.0  # standard errors that fine-tuning has to lose to be undone
 SHORT_DOCUMENT = 16  # words and marks; the median below that leaves nothing to cut a span from
 
 
@@ -145,15 +146,22 @@ class _Training(NamedTuple):
             tables = [of_table._fit(table).result.encoder]
         log = self.label_sets.log
         fit = with_companions(self.corpus, encoder, fit, tables, self.run_folder, log=log, progress=self.progress)
-        return fit if tuned is None or not tuned.result.mix else _of_tuned(tuned, fit)
+        return fit if tuned is None else _of_tuned(tuned, fit)
 
     def _tuned(self) -> Fit | None:
-        """Fine-tune the given transformer in place; keep that where held-out labels gain."""
+        """Fine-tune the given transformer in place; undo that if held-out labels are clearly against it."""
         if self.tuning is None:
             return None
         labels, folder = self.label_sets._replace(generated=None), self.run_folder and self.run_folder / "tuned"
         stage = self._replace(recipe=self.tuning, label_sets=labels, run_folder=folder, on_epoch=lambda epoch: None)
-        return stage._fit(self.given)
+        start = weights_of(self.given)
+        fit = stage._fit(self.given)
+        lost = fit.ndcg_before[LABELED] - fit.ndcg_after[LABELED]
+        against = {"errors": lost.mean() / max(lost.std() / np.sqrt(len(lost)), 1e-9)}
+        if of_the_first(against, self.given.device)["errors"] < CLEAR:
+            return fit
+        self.given.model.load_state_dict(start)
+        return None
 
     def _fit(self, given: Encoder) -> Fit:
         """Train an encoder by HCE."""
