@@ -61,7 +61,7 @@ def test_what_held_out_labels_are_clearly_against_is_undone(concept_corpus, bert
     def fit(self, given):
         with monkeypatch.context() as patch:
             if not given.is_table:
-                patch.setattr("hce.training.heldout.DevSet.ndcg", measured)
+                patch.setattr("hce.training.pairs.DevSet.ndcg", measured)
             return original(self, given)
 
     monkeypatch.setattr(hce.training.train._Training, "_fit", fit)
