@@ -11,7 +11,7 @@ companion    refused: it is a table itself          a token table of it is train
                                                     the corpus beside the transformer as it is
 both         it is trained, and the word table      it and a token table of it are trained, and the token table and the
              stands beside it                       word table stand beside it
-auto         both                                   companion
+auto         both                                   companion, and 400 labeled queries fine-tune it first
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Recipe:
     train: WhatIsTrained = _option(
         "auto",
         "companion: tables of the corpus's tokens and words, next to the unchanged encoder; encoder: the encoder "
-        "itself; both; auto: both for a static encoder, whose companion is the words, companion for a transformer",
+        "itself; both; auto: both for a static encoder, whose companion is the words, companion for a transformer, "
+        "which 400 labeled queries fine-tune first",
     )
     language: str = _option("english", "whose word endings are cut off in the table of the corpus's words, or none")
     most_documents: int = _option(
@@ -322,7 +323,7 @@ TRANSFORMER: dict[str, Any] = {
     "dev_pool": 512,
 }
 
-# Labels are worth one turn through the upper half of the layers, against the other documents of the batch.
+# How labels fine-tune a transformer: half of the time of sentence-transformers' trainer, as good (docs/LOG.md).
 TUNING: dict[str, Any] = {
     "train": "encoder",
     "mode": "supervised",
