@@ -16,14 +16,7 @@ with needs_extra("langchain", "LangChain's retriever"):
 
 
 class HceRetriever(BaseRetriever):
-    """Finds documents in an index.
-
-    Attributes:
-        index: where to search.
-        k: how many documents to give back.
-        filter: conditions on metadata, see `hce.index.filters`.
-        mode: by words and meaning ("hybrid"), or one of them ("words", "dense").
-    """
+    """Finds k documents in an index; `filter` and `mode` are those of `Index.search`."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

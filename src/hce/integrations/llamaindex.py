@@ -13,14 +13,7 @@ with needs_extra("llamaindex", "LlamaIndex's retriever"):
 
 
 class HceRetriever(BaseRetriever):
-    """Finds documents in an index.
-
-    Args:
-        index: where to search.
-        k: how many documents to give back.
-        filter: conditions on metadata, see `hce.index.filters`.
-        mode: by words and meaning ("hybrid"), or one of them ("words", "dense").
-    """
+    """Finds k documents in an index; `filter` and `mode` are those of `Index.search`."""
 
     def __init__(self, index: Index, k: int = 10, filter: Filter | None = None, mode: SearchMode = "hybrid") -> None:  # noqa: A002
         self.index, self.k, self.filter, self.mode = index, k, filter, mode
