@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from hce.data.corpus import Corpus
 from hce.data.text import READ_AT_ONCE, Offsets, is_unicode
@@ -46,6 +45,7 @@ from hce.encoding.tables import (
     token_ids,
     token_offsets,
     tokenizer_json,
+    untruncated,
 )
 from hce.errors import FormatError, InputError
 from hce.files import CHECKSUMS, new_folder, require_undamaged, write_checksums
@@ -343,22 +343,12 @@ class Encoder:
             limit = ((tokenizer and tokenizer.truncation) or {}).get("max_length")
         return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
 
-    @cached_property
-    def untruncated_tokenizer(self) -> Tokenizer | None:
-        """A copy of the tokenizer that reads all of a text; None if it cannot say where a token begins."""
-        tokenizer = getattr(self.tokenizer, "backend_tokenizer", self.tokenizer)  # of the fast ones of transformers
-        if not isinstance(tokenizer, Tokenizer):
-            return None
-        copy = Tokenizer.from_str(tokenizer.to_str())
-        copy.no_truncation()
-        copy.no_padding()
-        return copy
-
     def token_offsets(self, text: str) -> Offsets:
         """Return where each token of a text begins and ends, beyond the window too."""
-        if self.untruncated_tokenizer is None:
+        tokenizer = untruncated(self.tokenizer)
+        if tokenizer is None:
             raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
-        return [(first, last) for first, last in token_offsets(self.untruncated_tokenizer, text).tolist()]
+        return [(first, last) for first, last in token_offsets(tokenizer, text).tolist()]
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts' tokens, with special ones, cut to the window."""

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -77,6 +78,18 @@ class TokenMemo(dict[str, tuple[int, ...]]):
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, cut to the tokenizer's length."""
         return list(chain.from_iterable(map(self.__getitem__, text.split(" "))))[: self.limit]
+
+
+@lru_cache(maxsize=2)
+def untruncated(tokenizer: Any) -> Tokenizer | None:
+    """Copy a tokenizer to read all of a text; None if it has no offsets."""
+    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of the fast ones of transformers
+    if not isinstance(tokenizer, Tokenizer):
+        return None
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
 
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str], memo: TokenMemo | None = None) -> list[list[int]]:

@@ -22,7 +22,7 @@ from hce.data.corpus import Corpus
 from hce.data.documents import Document
 from hce.data.text import Passage, cut_passages
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import token_ids, token_offsets
+from hce.encoding.tables import token_ids, token_offsets, untruncated
 from hce.errors import InputError
 from hce.index.store import CutPassages, Writer, content_key
 from hce.progress import Advance, progress_bar
@@ -163,7 +163,7 @@ class Cutter:
     def __init__(self, encoder: Encoder) -> None:
         self.window = encoder.window  # in tokens
         self.length = min(self.window, PASSAGE_TOKENS)
-        self._tokenizer = encoder.untruncated_tokenizer
+        self._tokenizer = untruncated(encoder.tokenizer)
 
     def cut(self, documents: Sequence[Document]) -> dict[int, list[Passage]]:
         """Return the passages of documents longer than the window, by position."""
