@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 TEXT_SUFFIXES = (".txt", ".md")
 HTML_SUFFIXES = (".html", ".htm", ".xhtml")
 LIBRARIES = {**dict.fromkeys(HTML_SUFFIXES, "selectolax"), ".pdf": "pypdf"}
+INSTALL = {
+    "selectolax": "pip install 'hierarchical-corpus-encoder[html]'",
+    "pypdf": "pip install 'hierarchical-corpus-encoder[pdf]'",
+}
 LARGEST = 200_000_000  # bytes of a file, which is read at once
 DEEPEST = 10_000  # elements within each other; the parser's time grows with their square
 
@@ -97,8 +101,8 @@ def _reason_to_skip(path: Path, suffix: str, within: str) -> str | None:
 def _report(folder: Path, left_out: dict[str, list[str]]) -> None:
     """Log how many files were left out of a folder, by kind."""
     for suffix in sorted(LIBRARIES.keys() & left_out):
-        install = f"pip install 'hierarchical-corpus-encoder[{'pdf' if suffix == '.pdf' else 'html'}]'"
-        logger.warning("%s: left out %d %s files; %s reads them", folder, len(left_out[suffix]), suffix, install)
+        count, install = len(left_out[suffix]), INSTALL[LIBRARIES[suffix]]
+        logger.warning("%s: left out %d %s files; %s reads them", folder, count, suffix, install)
     if links := left_out.get("link"):
         logger.warning("left out %d links that lead out of %s: %s …", len(links), folder, links[0])
     hidden = [
