@@ -40,30 +40,16 @@ BLANKS = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read documents, if not the usual way.
+    """How to read documents, if not the usual way; wrong options raise InputError."""
 
-    Attributes:
-        id_field: the field that holds the id; by default one of the usual names.
-        title_field: the field that holds the title, likewise.
-        text_field: the field that holds the text, likewise.
-        row_ids: number the rows from 1 for ids.
-        remembered: the fields are those of earlier documents; a source without them is read the usual way.
-        delimiter: between the cells of a CSV or TSV file, or "tab"; by default found in a CSV file's header.
-        encoding: of text files.
-        skip_bad: skip records and files that cannot be read, and report them.
-
-    Raises:
-        InputError: two options exclude each other, or there is no such encoding or delimiter.
-    """
-
-    id_field: str | None = None
+    id_field: str | None = None  # by default, this and the next two have one of the usual names
     title_field: str | None = None
     text_field: str | None = None
-    row_ids: bool = False
-    remembered: bool = False
-    delimiter: str | None = None
-    encoding: str = "utf-8"
-    skip_bad: bool = False
+    row_ids: bool = False  # number the rows from 1 for ids
+    remembered: bool = False  # the fields are earlier documents'; a source without them is read the usual way
+    delimiter: str | None = None  # of CSV or TSV cells, or "tab"; by default found in a CSV file's header
+    encoding: str = "utf-8"  # of text files
+    skip_bad: bool = False  # skip records and files that cannot be read, and report them
 
     def __post_init__(self) -> None:
         if self.text_field is not None and self.text_field in (self.id_field, self.title_field):

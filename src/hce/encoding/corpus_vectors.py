@@ -48,21 +48,12 @@ def encode_corpus(
 ) -> np.ndarray:
     """Encode all documents to unit rows of shape (N, n), float32.
 
-    Processes that work together encode a part each.
+    Processes that work together encode a part each. `on_tokens` gets the tokens of what is encoded now.
 
-    Args:
-        encoder: what encodes.
-        corpus: the documents.
-        folder: keep the vectors there, where all processes see them, and return them memory-mapped; changes stay in
-            memory. After a kill, the next call continues, by any number of processes, and writes the same bytes. By
-            default the vectors are held in memory.
-        chunk_size: rows that a process writes at a time; by default 4,096, and 512 by a transformer.
-        replace: delete vectors of another encoder or corpus from the folder.
-        progress: show a bar; None: within `hce.progress.bars_shown`.
-        on_tokens: gets the tokens of what is encoded now, see `Encoder.encode`.
-
-    Raises:
-        InputError: the folder holds vectors of another encoder or corpus, or other files, or cannot be written.
+    With a folder, which all processes see, the vectors are memory-mapped from there; changes stay in memory. After a
+    kill, the next call continues, by any number of processes, and writes the same bytes. A process writes `chunk_size`
+    rows at a time: 4,096 by default, and 512 by a transformer. Fail with InputError if the folder cannot be written,
+    holds other files, or vectors of another encoder or corpus that `replace` does not delete.
     """
     encode = encoder.encode if on_tokens is None else partial(encoder.encode, on_tokens=on_tokens)
     show = progress if is_first_process() else False
