@@ -13,7 +13,7 @@ from hce.commands.common import (
     ModelArgument,
     SeedOption,
     answer,
-    err,
+    note,
     out,
     print_json,
     with_reading,
@@ -64,7 +64,7 @@ def tree(
 
     if output is not None:
         hierarchy.save(output)
-        err.print(f"saved to {output}")
+        note(f"saved to {output}")
     if as_json:
         summaries = [summary._asdict() for summary in hierarchy.describe()]
         print_json({"levels": summaries, "tree": nested(hierarchy, ids)})

@@ -16,8 +16,8 @@ from hce.commands.common import (
     MemoryOption,
     answer,
     copies_of_corpus,
-    err,
     interruptible,
+    note,
     print_json,
     settled_encoder,
     shared_corpus,
@@ -319,7 +319,7 @@ def _print_checkup(found: Checkup, repair: bool) -> None:
     sound = "no damage is known" if found.findings else "all is as it was written"
     show(f"{found.path}: {of}{sound if found.is_sound else 'damaged'}")
     if more := len(found.findings) + len(found.healed) - len(findings) - len(healed):
-        err.print(f"--json lists {more:,} more")
+        note(f"--json lists {more:,} more")
 
 
 def _first_of_each(findings: tuple[Finding, ...]) -> list[Finding]:

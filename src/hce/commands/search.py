@@ -15,10 +15,8 @@ from hce.commands.common import (
     SeedOption,
     TrustOption,
     answer,
-    err,
     known_reranker,
     note,
-    out,
     print_json,
     show,
 )
@@ -116,11 +114,11 @@ def search(
         print_json({"query": text, "good_match": good_match, "hits": shown, "facets": counted})
         return
     if good_match is False:
-        out.print("nothing here is a good match; the nearest:")
+        show("nothing here is a good match; the nearest:")
     for hit in hits:
         show(_line(hit, text, mode))
     if not hits:
-        out.print(_why_nothing(mode, has_conditions=bool(conditions)))
+        show(_why_nothing(mode, has_conditions=bool(conditions)))
     for field, counts in facets.items():
         values = " · ".join(f"{each.value} {each.documents:,}" for each in counts)
         show(f"{field}: {values or 'no values'}")
@@ -219,7 +217,7 @@ def serve(
 
         app = create_app(index, rules, metrics=not no_metrics, learns=learn_queries)
         Server(app, listener, started).serve_until_stopped()
-    err.print("stopped")
+    note("stopped")
 
 
 def mcp(path: ReadIndexArgument) -> None:

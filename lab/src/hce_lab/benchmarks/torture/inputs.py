@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from hce.data.corpus import Corpus
+from hce.data.documents import Document
 from hce.data.judgments import Qrels, read_generated, read_queries
 from hce.errors import HceError
 from hce.evaluation.runs import read_run
@@ -180,7 +181,7 @@ def _take_texts(queries: dict[str, Any]) -> str | None:
 
 def _take_body(content: bytes) -> None:
     for new in NewDocuments.model_validate_json(content).documents:
-        new.document().to_json()
+        Document(new.id, new.text, new.title, new.metadata).to_json()
 
 
 def _take_query(index: Index, content: bytes) -> str | None:
