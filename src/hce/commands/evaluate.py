@@ -10,19 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from typer import Option
 
-from hce.commands.common import (
-    MODEL,
-    DatasetArgument,
-    FieldsOption,
-    JsonOption,
-    SeedOption,
-    grid,
-    note,
-    out,
-    parse_fields,
-    print_json,
-    show,
-)
+from hce.commands import common
 from hce.data.records import Reading
 from hce.errors import InputError
 
@@ -41,7 +29,7 @@ if TYPE_CHECKING:
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
 SAMPLE = 100  # documents of an index that are compared with the collection's
-AGAINST = {**MODEL, "metavar": "DIR|NAME|HUB-ID|RUN"}
+AGAINST = {**common.MODEL, "metavar": "DIR|NAME|HUB-ID|RUN"}
 DEPTH = "hits to ask for, and to look at in runs that are compared; a deeper cut-off asks for more"
 MODE = "how to search: hybrid, dense or words; by default hybrid for an index, dense for a model"
 
@@ -90,9 +78,9 @@ class Measured(NamedTuple):
 
 
 def evaluate(
-    dataset: DatasetArgument,
+    dataset: common.DatasetArgument,
     model: Annotated[
-        str | None, Option("--model", "-m", help="what to measure: a model, an encoder or an index", **MODEL)
+        str | None, Option("--model", "-m", help="what to measure: a model, an encoder or an index", **common.MODEL)
     ] = None,
     run_file: Annotated[Path | None, Option(help="measure this TREC run instead of a model")] = None,
     split: Annotated[str, Option(help="which judgments: qrels/SPLIT.tsv")] = "test",
@@ -112,9 +100,9 @@ def evaluate(
         Option(metavar="DIR|HUB-ID", help="a cross-encoder that re-ranks what --model finds", show_default=False),
     ] = None,
     rerank_depth: Annotated[int, Option(help="how many of the first hits --rerank reads", min=1)] = 50,
-    fields: FieldsOption = None,
-    seed: SeedOption = 0,
-    as_json: JsonOption = False,
+    fields: common.FieldsOption = None,
+    seed: common.SeedOption = 0,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure how well a model, or a run of any system, ranks the documents judged relevant.
 
@@ -150,25 +138,25 @@ def evaluate(
         for place, source in enumerate(sources)
     ]
     if judged_zero := systems[0].report.without_positives:
-        note(f"{len(judged_zero):,} judged queries have no relevant document ({judged_zero[0]!r} …) and count 0")
+        common.note(f"{len(judged_zero):,} judged queries have no relevant document ({judged_zero[0]!r} …) and count 0")
     for system in systems:
         if lost := system.report.without_hits:
-            note(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and count 0")
+            common.note(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and count 0")
     paired = _paired(systems, seed)
     _write(systems[0], run, per_query)
     if as_json:
-        print_json({"dataset": str(dataset), "split": split, **_as_json(task, systems, paired)})
+        common.print_json({"dataset": str(dataset), "split": split, **_as_json(task, systems, paired)})
         return
     documents = f" · {len(task.corpus):,} documents" if task.corpus else ""
-    show(f"{dataset} · {split} · {len(task.qrels):,} queries{documents}\n")
-    out.print(_table(systems, paired))
+    common.show(f"{dataset} · {split} · {len(task.qrels):,} queries{documents}\n")
+    common.out.print(_table(systems, paired))
 
 
 def _reading(fields: list[str] | None, *specs: str | None) -> Reading:
     """Return how the documents are read: as --fields says, or as an index that is measured remembers."""
     from hce.index.manifest import Manifest, is_index
 
-    named = Reading(**parse_fields(fields or ()))
+    named = Reading(**common.parse_fields(fields or ()))
     kept = [Manifest.read(Path(spec)).fields for spec in specs if spec and is_index(spec)]
     return named.remembering(next(filter(None, kept), None))
 
@@ -257,7 +245,7 @@ def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] 
         _check_index(source, corpus)
         return InMode(source, task.mode or "hybrid", rerank)
     if source.name == "static":
-        note("static is measured as it was distilled: not fitted to this corpus, not trained")
+        common.note("static is measured as it was distilled: not fitted to this corpus, not trained")
     if task.mode in (None, "dense"):
         return DenseSearcher.of(source, corpus, progress=True)
     return InMode(Index.temporary(corpus, source), task.mode)
@@ -273,7 +261,7 @@ def _check_index(index: Index, corpus: Corpus) -> None:
         raise InputError(f"{index.path}: other documents have the ids of {corpus.name}; measure an index of these")
     if lacking:
         first = next(iter(lacking))
-        note(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are not there ({first!r} …)")
+        common.note(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are not there ({first!r} …)")
 
 
 def _paired(systems: list[Measured], seed: int) -> dict[str, Paired]:
@@ -291,10 +279,10 @@ def _write(system: Measured, run: Path | None, per_query: Path | None) -> None:
 
     if run:
         write_run(run, system.run)
-        note(f"rankings written to {run}")
+        common.note(f"rankings written to {run}")
     if per_query:
         system.report.write_values(per_query)
-        note(f"values of each query written to {per_query}")
+        common.note(f"values of each query written to {per_query}")
 
 
 def _table(systems: list[Measured], paired: dict[str, Paired]) -> Table:
@@ -309,7 +297,7 @@ def _table(systems: list[Measured], paired: dict[str, Paired]) -> Table:
             cells += [f"{each.difference:+.4f}", f"{each.low:+.3f}…{each.high:+.3f}"]
             cells += [f"{each.p_holm:.4f}", f"{each.better}/{each.worse}"]
         rows.append(cells)
-    return grid(["", *names, *(("diff.", "95 %", "p (Holm)", "+/−") if paired else ())], rows)
+    return common.grid(["", *names, *(("diff.", "95 %", "p (Holm)", "+/−") if paired else ())], rows)
 
 
 def _as_json(task: Task, systems: list[Measured], paired: dict[str, Paired]) -> dict[str, Any]:

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from hce.commands.common import (
-    EncoderOption,
-    JsonOption,
-    ModelArgument,
-    SeedOption,
-    answer,
-    note,
-    out,
-    print_json,
-    with_reading,
-)
+from hce.commands import common
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import require_new, require_parent
@@ -26,18 +16,18 @@ if TYPE_CHECKING:
     from hce.tree.hierarchy import Hierarchy
 
 
-@with_reading
+@common.with_reading
 def tree(
     path: Annotated[
         Path, Argument(help="a model, an index or a saved tree, or a corpus to grow one from", show_default=False)
     ],
-    encoder: EncoderOption = "static",
+    encoder: common.EncoderOption = "static",
     branching: Annotated[int, Option("--branching", "-b", help="children of a node; 0 chooses for depth 3")] = 0,
     levels: Annotated[int, Option("--levels", help="how many levels to show")] = 2,
     most: Annotated[int, Option("--most", help="how many children of a node to show")] = 8,
     output: Annotated[Path | None, Option("--output", "-o", help="also save the tree to this new folder")] = None,
-    seed: SeedOption = 0,
-    as_json: JsonOption = False,
+    seed: common.SeedOption = 0,
+    as_json: common.JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
     """Show the tree of a corpus: its outline, with the words that set each part apart.
@@ -64,12 +54,12 @@ def tree(
 
     if output is not None:
         hierarchy.save(output)
-        note(f"saved to {output}")
+        common.note(f"saved to {output}")
     if as_json:
         summaries = [summary._asdict() for summary in hierarchy.describe()]
-        print_json({"levels": summaries, "tree": nested(hierarchy, ids)})
+        common.print_json({"levels": summaries, "tree": nested(hierarchy, ids)})
     else:
-        out.print(outline(hierarchy, levels=levels, most=most))
+        common.out.print(outline(hierarchy, levels=levels, most=most))
 
 
 def _ids(path: Path, saved: Path) -> list[str | None] | None:
@@ -117,7 +107,7 @@ def export(
     first_alone: Annotated[
         bool, Option("--first-alone", help="with --plain: the first encoder without its companions")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Write an index or a model in a form that needs no hce to be read.
 
@@ -142,21 +132,23 @@ def export(
 
         with Index.open(source) as index:
             files = write_skills(index, skills, levels)
-        answer(f"{files:,} files in {skills}; begin with SKILL.md", {"skills": str(skills), "files": files}, as_json)
+        common.answer(
+            f"{files:,} files in {skills}; begin with SKILL.md", {"skills": str(skills), "files": files}, as_json
+        )
     elif plain is not None:
         from hce.encoding.encoder import Encoder
         from hce.encoding.side_by_side import save_plain
 
         kind = save_plain(Encoder.load(source, device="cpu"), plain, first_alone=first_alone)
         line = f"the model ({kind}) is in {plain}; SentenceTransformer({str(plain)!r}) loads it, without hce"
-        answer(line, {"model": str(plain), "kind": kind}, as_json)
+        common.answer(line, {"model": str(plain), "kind": kind}, as_json)
 
 
 def push(
-    model: ModelArgument,
+    model: common.ModelArgument,
     repository: Annotated[str, Argument(metavar="ORG/NAME", help="on the model hub", show_default=False)],
     public: Annotated[bool, Option("--public", help="everybody can read a new repository")] = False,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Upload a trained model, its card and its tree to a model hub; a new repository is private.
 
@@ -170,4 +162,4 @@ def push(
     from hce.training.model_folder import push as upload
 
     url, files = upload(model, repository, public=public)
-    answer(f"{len(files):,} files are at {url}", {"url": url, "files": files}, as_json)
+    common.answer(f"{len(files):,} files are at {url}", {"url": url, "files": files}, as_json)

@@ -8,23 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from hce.commands.common import (
-    MODEL,
-    AtOption,
-    IndexArgument,
-    JsonOption,
-    MemoryOption,
-    answer,
-    copies_of_corpus,
-    interruptible,
-    note,
-    print_json,
-    settled_encoder,
-    shared_corpus,
-    show,
-    together,
-    with_reading,
-)
+from hce.commands import common
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import delete_whole, require_new, require_parent
@@ -38,18 +22,19 @@ NOT_MADE = "no index was made; the same command goes on with the vectors encoded
 SHOWN = 10  # findings of one part
 
 
-@with_reading
+@common.with_reading
 def index(
     corpus: Annotated[
         Path, Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, another index, or -")
     ],
     output: Annotated[Path, Option("--output", "-o", help="a new folder for the index", show_default=False)],
     model: Annotated[
-        str, Option("--model", "-m", help="what `hce train` wrote, any encoder, or auto (static or minilm)", **MODEL)
+        str,
+        Option("--model", "-m", help="what `hce train` wrote, any encoder, or auto (static or minilm)", **common.MODEL),
     ] = "static",
     engine: Annotated[str, Option(help="codes, exact or milvus")] = "codes",
-    at: AtOption = None,
-    memory: MemoryOption = None,
+    at: common.AtOption = None,
+    memory: common.MemoryOption = None,
     tree: Annotated[bool, Option("--tree/--no-tree", help="grow a tree where the model brings none")] = True,
     language: Annotated[str, Option(help="of the texts, to match words in any form; none: as written")] = "english",
     words_share: Annotated[
@@ -59,7 +44,7 @@ def index(
     tokens: Annotated[
         bool, Option("--tokens/--no-tokens", help="keep a transformer's tokens too, which order the first hits better")
     ] = True,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
     """Encode a corpus and make a searchable index of it.
@@ -81,14 +66,17 @@ def index(
     require_parent(output)
     _refuse_without_engine(output)
     require_new(output)
-    with interruptible(NOT_MADE), together(f"{NOT_MADE}, with as many processes as there are then") as device:
+    with (
+        common.interruptible(NOT_MADE),
+        common.together(f"{NOT_MADE}, with as many processes as there are then") as device,
+    ):
         documents = _documents_of(corpus, reading, output)
 
         with progress_bar("loading", None, "modules"):
             from hce.index.create import build_parts, create_index  # with torch, which takes seconds to import
             from hce.processes import is_first_process
 
-        encoder = settled_encoder(model, documents, "index", "--model")
+        encoder = common.settled_encoder(model, documents, "index", "--model")
         create_index(
             *(output, documents, encoder, "grow" if tree else None),
             engine=engine,
@@ -102,20 +90,20 @@ def index(
         )
         if not is_first_process():
             return
-        delete_whole(copies_of_corpus(output))
-    with Index.open(output) as made, interruptible(f"{output} is complete; the first search builds its engine"):
+        delete_whole(common.copies_of_corpus(output))
+    with Index.open(output) as made, common.interruptible(f"{output} is complete; the first search builds its engine"):
         build_parts(made.state)
         found = made.status()
     there = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
-    answer(f"search: {found.search}\n{there}", found.as_dict(), as_json)
+    common.answer(f"search: {found.search}\n{there}", found.as_dict(), as_json)
 
 
-@with_reading
+@common.with_reading
 def add(
-    path: IndexArgument,
+    path: common.IndexArgument,
     files: Annotated[list[Path], Argument(help="the documents, in any format that `hce index` takes, or -")],
     update: Annotated[bool, Option("--update", help="replace documents whose ids are there already")] = False,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
     """Add documents to an index: all of them, or none if one of them is not sound.
@@ -131,7 +119,7 @@ def add(
     from hce.data.corpus import Corpus
     from hce.index.index import Index
 
-    with Index.open(path) as index, interruptible("nothing was added; the same command starts over"):
+    with Index.open(path) as index, common.interruptible("nothing was added; the same command starts over"):
         reading = reading.remembering(index.state.manifest.fields)
         batches = [Corpus.load(file, reading) for file in files]
         before = len(index)
@@ -140,13 +128,13 @@ def add(
     added = documents - before if update else written
     facts = {"index": str(path), "added": added, "updated": written - added, "documents": documents}
     done = f"updated {written - added:,}, added {added:,}" if update else f"added {added:,}"
-    answer(f"{done}; {documents:,} documents are in {path}", facts, as_json)
+    common.answer(f"{done}; {documents:,} documents are in {path}", facts, as_json)
 
 
 def remove(
-    path: IndexArgument,
+    path: common.IndexArgument,
     ids: Annotated[list[str], Argument(help="ids of documents, or - to read them from stdin, one a line")],
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Take documents out of an index: all that are named, or none if one of them is not there.
 
@@ -159,23 +147,23 @@ def remove(
 
     if ids == [STDIN]:
         ids = [line.text for line in read_lines(STDIN) if line.text]
-    with Index.open(path) as index, interruptible("nothing was removed; the same command starts over"):
+    with Index.open(path) as index, common.interruptible("nothing was removed; the same command starts over"):
         count = index.remove(ids)
         documents = len(index)
     facts = {"index": str(path), "removed": count, "documents": documents}
-    answer(f"removed {count:,}; {documents:,} documents are in {path}", facts, as_json)
+    common.answer(f"removed {count:,}; {documents:,} documents are in {path}", facts, as_json)
 
 
 def rebuild(
-    path: IndexArgument,
+    path: common.IndexArgument,
     engine: Annotated[str | None, Option(help="from now on: codes, exact or milvus", show_default=False)] = None,
-    at: AtOption = None,
+    at: common.AtOption = None,
     refit: Annotated[bool, Option(help="refit a table that was fitted to less than a quarter")] = True,
     tokens: Annotated[
         bool | None, Option("--tokens/--no-tokens", help="keep a transformer's tokens from now on; default: as it was")
     ] = None,
-    memory: MemoryOption = None,
-    as_json: JsonOption = False,
+    memory: common.MemoryOption = None,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Make all that is derived from an index's documents again: the tree and the engine.
 
@@ -189,7 +177,10 @@ def rebuild(
     """
     from hce.index.index import Index
 
-    with Index.open(path) as index, interruptible("the documents are as they were; the same command starts over"):
+    with (
+        Index.open(path) as index,
+        common.interruptible("the documents are as they were; the same command starts over"),
+    ):
         with progress_bar("loading", None, "modules"):
             from hce.index.create import keep_within  # with torch, which takes seconds to import
 
@@ -200,19 +191,20 @@ def rebuild(
         found = index.status()
     shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"
     line = f"rebuilt {path}: {found.documents:,} documents, {shown}, {found.engine} engine"
-    answer(line, found.as_dict(), as_json)
+    common.answer(line, found.as_dict(), as_json)
 
 
 def reindex(
-    path: IndexArgument,
+    path: common.IndexArgument,
     model: Annotated[
-        str | None, Option("--model", "-m", help="what `hce train` wrote, or any encoder", show_default=False, **MODEL)
+        str | None,
+        Option("--model", "-m", help="what `hce train` wrote, or any encoder", show_default=False, **common.MODEL),
     ] = None,
     words_share: Annotated[
         float | None, Option(help="weight of words in a hybrid search, 0 to 1; default: as `hce index` has it")
     ] = None,
     undo: Annotated[bool, Option("--undo", help="take up again what the index had before the last reindexing")] = False,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Give an index another encoder without a pause: it is searched, and documents come and go, all the while.
 
@@ -233,7 +225,7 @@ def reindex(
 
     with (
         Index.open(path) as index,
-        interruptible(f"{path} has the encoder that it had; the same command goes on"),
+        common.interruptible(f"{path} has the encoder that it had; the same command goes on"),
     ):
         if model is None:
             index.undo_reindex(progress=True)
@@ -244,7 +236,7 @@ def reindex(
     line = f"{path} {has} {shown}; {found.documents:,} documents"
     if found.earlier and is_new:
         line += f"\nbefore: {found.earlier}; hce reindex {path} --undo returns to it"
-    answer(line, {**found.as_dict(), "reindexed": is_new}, as_json)
+    common.answer(line, {**found.as_dict(), "reindexed": is_new}, as_json)
 
 
 def check(
@@ -252,7 +244,7 @@ def check(
     repair: Annotated[
         bool, Option("--repair", help="heal what can be made again, and add checksums where there are none")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Read all of an index or a model through, and say what is not as it was written; exit code 1 if anything is.
 
@@ -270,10 +262,10 @@ def check(
 
     from hce.index.check import check as checked
 
-    with interruptible("nothing is half repaired; the same command starts over"):
+    with common.interruptible("nothing is half repaired; the same command starts over"):
         found = checked(folder, repair=repair, progress=True)
     if as_json:
-        print_json(found.as_dict())
+        common.print_json(found.as_dict())
     else:
         _print_checkup(found, repair)
     if not found.is_sound:
@@ -298,7 +290,7 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
     from hce.index.manifest import is_index
 
     if not is_index(path):
-        return shared_corpus(path, reading, output)
+        return common.shared_corpus(path, reading, output)
     with Index.open(path) as index:
         corpus = Corpus.from_documents(index, name=path.absolute().name)
         corpus.reading = USUAL.remembering(index.state.manifest.fields)
@@ -308,18 +300,18 @@ def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
 def _print_checkup(found: Checkup, repair: bool) -> None:
     healed, findings = _first_of_each(found.healed), _first_of_each(found.findings)
     for finding in healed:
-        show(f"healed     {finding.part}: {finding.what}")
+        common.show(f"healed     {finding.part}: {finding.what}")
     for finding in findings:
         line = f"{finding.state:<10} {finding.part}: {finding.what}"
         advice = "--repair heals it" if finding.can_heal and not repair else finding.remedy
         if finding.state == "unknown":
             advice = "" if repair else "--repair adds checksums"
-        show(f"{line}; {advice}" if advice else line)
+        common.show(f"{line}; {advice}" if advice else line)
     of = f"{found.documents:,} documents, " if found.kind == "index" else ""
     sound = "no damage is known" if found.findings else "all is as it was written"
-    show(f"{found.path}: {of}{sound if found.is_sound else 'damaged'}")
+    common.show(f"{found.path}: {of}{sound if found.is_sound else 'damaged'}")
     if more := len(found.findings) + len(found.healed) - len(findings) - len(healed):
-        note(f"--json lists {more:,} more")
+        common.note(f"--json lists {more:,} more")
 
 
 def _first_of_each(findings: tuple[Finding, ...]) -> list[Finding]:

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from rich.text import Text
 from typer import Argument, Option
 
-from hce.commands.common import (
-    JsonOption,
-    ReadIndexArgument,
-    SeedOption,
-    TrustOption,
-    answer,
-    known_reranker,
-    note,
-    print_json,
-    show,
-)
+from hce.commands import common
 from hce.errors import InputError
 from hce.progress import progress_bar
 
@@ -33,7 +23,7 @@ SNIPPET = 160  # characters
 FOLDED = 5  # ids of near-equal documents that are shown
 BLANKS = re.compile(r"\s+")
 SEARCHED = "the folder of the index, the Milvus file (.db) it writes to, or the address of a running hce serve"
-RERANK: dict[str, Any] = {"metavar": "DIR|HUB-ID", "callback": known_reranker, "show_default": False}
+RERANK: dict[str, Any] = {"metavar": "DIR|HUB-ID", "callback": common.known_reranker, "show_default": False}
 ADVICE = {
     "ok": "nothing to do",
     "re-cluster": "hce rebuild grows the tree again, without training",
@@ -61,8 +51,8 @@ def search(
     token: Annotated[
         str | None, Option(envvar="HCE_TOKEN", help="what the server at that address, or its proxy, wants")
     ] = None,
-    trust_address: TrustOption = False,
-    as_json: JsonOption = False,
+    trust_address: common.TrustOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Find the documents of an index that answer a text best, by words and by meaning.
 
@@ -111,25 +101,25 @@ def search(
     if as_json:
         counted = {field: [each._asdict() for each in counts] for field, counts in facets.items()}
         shown = [hit.as_dict(text) for hit in hits]
-        print_json({"query": text, "good_match": good_match, "hits": shown, "facets": counted})
+        common.print_json({"query": text, "good_match": good_match, "hits": shown, "facets": counted})
         return
     if good_match is False:
-        show("nothing here is a good match; the nearest:")
+        common.show("nothing here is a good match; the nearest:")
     for hit in hits:
-        show(_line(hit, text, mode))
+        common.show(_line(hit, text, mode))
     if not hits:
-        show(_why_nothing(mode, has_conditions=bool(conditions)))
+        common.show(_why_nothing(mode, has_conditions=bool(conditions)))
     for field, counts in facets.items():
         values = " · ".join(f"{each.value} {each.documents:,}" for each in counts)
-        show(f"{field}: {values or 'no values'}")
+        common.show(f"{field}: {values or 'no values'}")
 
 
 def status(
-    path: ReadIndexArgument,
+    path: common.ReadIndexArgument,
     drift: Annotated[bool, Option("--drift/--no-drift", help="also measure whether it is time to retrain")] = True,
-    seed: SeedOption = 0,
-    trust_address: TrustOption = False,
-    as_json: JsonOption = False,
+    seed: common.SeedOption = 0,
+    trust_address: common.TrustOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Say what is in an index, what has changed since it was made, and whether it is time to retrain.
 
@@ -150,14 +140,14 @@ def status(
         verdict = index.drift(seed) if drift else None
     if as_json:
         known = training and {name: getattr(training, name) for name in ("metric", "before", "after", "stages")}
-        print_json({**found.as_dict(), "training": known, "drift": verdict.as_dict() if verdict else None})
+        common.print_json({**found.as_dict(), "training": known, "drift": verdict.as_dict() if verdict else None})
         return
     for name, value in {**_status_lines(found, training), **(_drift_lines(verdict) if verdict else {})}.items():
-        show(f"{name:<10} {value}")
+        common.show(f"{name:<10} {value}")
 
 
 def serve(
-    path: ReadIndexArgument,
+    path: common.ReadIndexArgument,
     host: Annotated[str, Option(help="where to listen; 0.0.0.0 lets all of the network in")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = 8080,
     token: Annotated[
@@ -175,7 +165,7 @@ def serve(
     ] = False,
     no_metrics: Annotated[bool, Option("--no-metrics", help="no /metrics for a monitor")] = False,
     open_browser: Annotated[bool, Option("--open", help="open the page in a browser")] = False,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Serve an index as a web page and an API: search, before and after training, the tree, adding and removing.
 
@@ -211,16 +201,16 @@ def serve(
         def started() -> None:
             needed = f"\nwriting needs the token {made_up}" if made_up else ""
             facts = {"url": url, "documents": len(index), "token": made_up}
-            answer(f"{len(index):,} documents at {url} (Ctrl-C stops){needed}", facts, as_json)
+            common.answer(f"{len(index):,} documents at {url} (Ctrl-C stops){needed}", facts, as_json)
             if open_browser:
                 webbrowser.open(url)
 
         app = create_app(index, rules, metrics=not no_metrics, learns=learn_queries)
         Server(app, listener, started).serve_until_stopped()
-    note("stopped")
+    common.note("stopped")
 
 
-def mcp(path: ReadIndexArgument) -> None:
+def mcp(path: common.ReadIndexArgument) -> None:
     """Serve an index to an agent over stdin and stdout, by the Model Context Protocol.
 
     The tools search, fetch, browse the tree and find similar documents; none writes. Clients start this command:
@@ -235,7 +225,7 @@ def mcp(path: ReadIndexArgument) -> None:
 
     with Index.open(path) as index:
         index.prepare()
-        note(f"{len(index):,} documents of {path} for an agent on stdin (Ctrl-C stops)")
+        common.note(f"{len(index):,} documents of {path} for an agent on stdin (Ctrl-C stops)")
         Tools(index, LiveTree(index)).server().run("stdio")
 
 

@@ -10,28 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Exit, Option
 
-from hce.commands.common import (
-    ENCODER,
-    LARGEST_SEED,
-    CorpusArgument,
-    EncoderOption,
-    JsonOption,
-    MemoryOption,
-    ModelArgument,
-    SeedOption,
-    answer,
-    copies_of_corpus,
-    err,
-    interruptible,
-    note,
-    out,
-    parse_named,
-    print_json,
-    settled_encoder,
-    shared_corpus,
-    together,
-    with_reading,
-)
+from hce.commands import common
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import delete_whole, open_atomically, require_free, require_parent, unfinished
@@ -114,7 +93,7 @@ def _list_settings(wanted: bool) -> None:
     for setting in fields(Recipe):
         default, other, text = Recipe.described(setting.name)
         table.add_row(setting.name, default, "" if other == default else other, text)
-    out.print(table)
+    common.out.print(table)
     raise Exit
 
 
@@ -122,27 +101,27 @@ AUTO_ENCODER = "static, minilm, auto (one of these two), a directory or a hub id
 OTHER_SETTING = "any other setting, such as batch_size=64 or recipe=paper; may be given more than once"
 
 
-@with_reading
+@common.with_reading
 def train(
-    source: CorpusArgument,
+    source: common.CorpusArgument,
     output: Annotated[Path, Option("--output", "-o", help="a new folder for the model", show_default=False)],
-    encoder: Annotated[str, Option("--encoder", "-e", help=AUTO_ENCODER, **ENCODER)] = "static",
+    encoder: Annotated[str, Option("--encoder", "-e", help=AUTO_ENCODER, **common.ENCODER)] = "static",
     mode: Annotated[Supervision | None, recipe_option("mode")] = None,
     labels: Annotated[
         list[str] | None, Option("--labels", metavar="WHAT=FILE,…", help=LABELS, show_default=False)
     ] = None,
     language: Annotated[str | None, recipe_option("language")] = None,
     epochs: Annotated[int | None, recipe_option("epochs")] = None,
-    seed: Annotated[int | None, recipe_option("seed", min=0, max=LARGEST_SEED)] = None,
+    seed: Annotated[int | None, recipe_option("seed", min=0, max=common.LARGEST_SEED)] = None,
     resume: Annotated[bool, Option("--resume", help="continue the unfinished run of this output")] = False,
-    memory: MemoryOption = None,
+    memory: common.MemoryOption = None,
     set_: Annotated[
         list[str] | None, Option("--set", metavar="NAME=VALUE", help=OTHER_SETTING, show_default=False)
     ] = None,
     help_settings: Annotated[
         bool, Option("--help-settings", callback=_list_settings, is_eager=True, help="list the settings of --set")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
     """Adapt an encoder to a corpus, and write the better one to a new folder.
@@ -163,14 +142,17 @@ def train(
     require_parent(output)
     require_free(output, resume)
     settings, chosen = read_settings(set_ or (), mode=mode, language=language, epochs=epochs, seed=seed)
-    named = parse_named("--labels", labels or (), dict.fromkeys(LabelFiles._fields, "FILE"))
+    named = common.parse_named("--labels", labels or (), dict.fromkeys(LabelFiles._fields, "FILE"))
     files = LabelFiles(**{name: Path(file) for name, file in named.items()})
 
     def going_on() -> str:
         return GO_ON if unfinished(output).exists() else NOT_BEGUN
 
-    with interruptible(going_on), together(f"{GO_ON}, with as many processes as there are then") as device:
-        corpus = shared_corpus(source, reading, output)
+    with (
+        common.interruptible(going_on),
+        common.together(f"{GO_ON}, with as many processes as there are then") as device,
+    ):
+        corpus = common.shared_corpus(source, reading, output)
 
         # With torch, which takes seconds to import: after all that can be wrong without it.
         with progress_bar("loading", None, "modules"):
@@ -180,14 +162,14 @@ def train(
             from hce.training.train import train as run
 
         # The companions of an encoder are made again; they do not say how it is trained.
-        given = Encoder.load(settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
+        given = Encoder.load(common.settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
         if settings["recipe"] == "paper":
             recipe = Recipe.paper(documents=len(corpus), **chosen)
         else:
             recipe = Recipe.for_encoder(static=given.is_table, documents=len(corpus), **chosen)
         if memory is not None:
             needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
-            note(require_memory(needs, memory, "give so much, or a smaller --set most_documents=…"))
+            common.note(require_memory(needs, memory, "give so much, or a smaller --set most_documents=…"))
         label_sets = _label_sets(source, corpus, files, recipe.mode, strict=settings["strict"])
         logged = _log(files.log) if files.log else []
         first = is_first_process()
@@ -196,7 +178,7 @@ def train(
             def on_epoch(epoch: Epoch) -> None:
                 log(epoch)
                 if first:
-                    note(str(epoch))
+                    common.note(str(epoch))
 
             result = run(
                 corpus,
@@ -212,7 +194,7 @@ def train(
             )
         if not first:
             return
-        delete_whole(copies_of_corpus(output))
+        delete_whole(common.copies_of_corpus(output))
     shares, calibration = result.encoder.shares, result.calibration
     trusted = "" if len(shares) == 1 else ", trust_remote_code=True"
     search = f"search with it: {calibration.summary()}\n" if calibration else ""
@@ -220,13 +202,13 @@ def train(
     line = f"vectors: {result.recipe.mode} training; {improvement(result)}\n{search}{loads}"
     facts = {name: getattr(result, name) for name in ("before", "after", "stages", "mix")}
     choice = calibration.as_dict() if calibration else None
-    answer(line, {"model": str(output), **facts, "calibration": choice, "shares": shares}, as_json)
+    common.answer(line, {"model": str(output), **facts, "calibration": choice, "shares": shares}, as_json)
 
 
 def report(
-    model: ModelArgument,
+    model: common.ModelArgument,
     output: Annotated[Path, Option("--output", "-o", help="the HTML file to write")] = Path("report.html"),
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Write what training brought as one HTML file: before and after, query by query, curves, tree, the command.
 
@@ -247,16 +229,18 @@ def report(
     facts = folder.facts
     gained = f"{facts.metric}: {gains(facts.before, facts.stages, facts.after)}"
     measured = {name: getattr(facts, name) for name in ("before", "after", "stages")}
-    answer(f"{gained}\nthe report is in {output}; any browser shows it", {"report": str(output), **measured}, as_json)
+    common.answer(
+        f"{gained}\nthe report is in {output}; any browser shows it", {"report": str(output), **measured}, as_json
+    )
 
 
 def demo(
-    encoder: EncoderOption = "static",
+    encoder: common.EncoderOption = "static",
     output: Annotated[
         Path, Option("--output", "-o", help="a new folder for model and index; a number is added if it is there")
     ] = Path("hce-demo"),
-    seed: SeedOption = 0,
-    as_json: JsonOption = False,
+    seed: common.SeedOption = 0,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Do the main job on text that every machine has: the docstrings of the Python that runs this.
 
@@ -268,10 +252,10 @@ def demo(
     """
     from hce.demo import show
 
-    with interruptible("nothing else was touched; the same command starts over in another folder"):
-        facts = show(err if as_json else out, err, encoder, seed, output)
+    with common.interruptible("nothing else was touched; the same command starts over in another folder"):
+        facts = show(common.err if as_json else common.out, common.err, encoder, seed, output)
     if as_json:
-        print_json(facts)
+        common.print_json(facts)
 
 
 @contextmanager
@@ -345,7 +329,7 @@ def _of_corpus_documents(labels: Labels, corpus_ids: Collection[str], path: Path
     kept = labels.qrels.among(corpus_ids)
     if strict or not kept:
         raise InputError(f"{said} (the first is {unknown[0].document_id!r}); do the files match?")
-    note(f"{said} ({unknown[0].document_id!r} …) and are left out; --set strict=true refuses them")
+    common.note(f"{said} ({unknown[0].document_id!r} …) and are left out; --set strict=true refuses them")
     return labels._replace(qrels=kept)
 
 
