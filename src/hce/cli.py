@@ -41,7 +41,7 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *offered_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by its name; MissingPackageError if it is in the laboratory, which is not installed."""
+        """Find a command by its name, or say that the laboratory has it."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         if (offer := offered_commands().get(cmd_name)) is not None:
@@ -54,7 +54,7 @@ class Commands(TyperGroup):
 
 
 def offered_commands() -> dict[str, EntryPoint]:
-    """Return the commands of other installed packages, entry points of the group `hce.commands`, by name."""
+    """Return the entry points of the group `hce.commands` by name."""
     return {entry.name: entry for entry in sorted(entry_points(group="hce.commands"), key=lambda entry: entry.name)}
 
 

@@ -88,7 +88,7 @@ def read_bytes(path: str | Path, within: str | Path | None = None, *, most: int 
 
 
 def read_json_value(path: str | Path) -> Any:
-    """Read any value that `write_json` wrote, with None for NaN and infinity; FormatError if nothing sound is there."""
+    """Read any value that `write_json` wrote, with None for NaN and infinity."""
     try:
         return json.loads(read_bytes(path).decode(), parse_constant=lambda name: None)
     except OSError as error:
@@ -98,7 +98,7 @@ def read_json_value(path: str | Path) -> Any:
 
 
 def plain_path(path: str | Path, within: str | Path | None = None) -> Path:
-    """Return the path of a regular file for a library, which reports a missing one itself."""
+    """Return the path of a regular file for a library, or of a missing one."""
     is_file(path, within)
     return Path(path)
 
@@ -125,7 +125,7 @@ def names_in(folder: str | Path, within: str | Path | None = None) -> list[str]:
 
 
 def check_tree(folder: str | Path, within: str | Path | None = None) -> dict[str, os.stat_result]:
-    """Return the files of a folder and below by name, if all are regular files; none if there is no folder.
+    """Return the files of a folder and below, if all are regular files.
 
     Raises:
         OutsideError: there is a link, a pipe or a device; without `within`, the folder itself may be a link.
@@ -144,7 +144,7 @@ def delete_file(path: str | Path, within: str | Path | None = None) -> None:
 
 
 def delete_folder(path: str | Path, within: str | Path | None = None) -> bool:
-    """Delete a folder if hce wrote everything in it; return whether it is gone, else log why.
+    """Delete a folder if hce wrote all of it; return whether it is gone.
 
     Files of hce are those that a `checksums.json` in the folder names, and those with a name that hce gives.
     """
@@ -213,7 +213,7 @@ def _opened(path: Path, within: str | Path | None) -> int:
 
 
 def _is_of_hub(path: Path) -> bool:
-    """Return whether a link leads to a blob of its own hub cache: snapshots/REVISION/NAME links to ../../blobs/HASH."""
+    """Return whether a link in a hub's cache leads to its ../../blobs/HASH."""
     target, folder = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     blobs = target.parent
     return blobs.name == "blobs" and folder.is_relative_to(blobs.parent / "snapshots") and target.is_file()
@@ -279,7 +279,7 @@ def _strange(folder: Path) -> str | None:
 
 
 def require_inside(folder: Path) -> None:
-    """Raise OutsideError if a model has links, or a setting that names a file elsewhere."""
+    """Raise OutsideError if a model has links, or names files elsewhere."""
     for name in check_tree(folder):
         path = folder / name
         if path.suffix != ".json" or path.name in NOT_SETTINGS:
@@ -305,7 +305,7 @@ def _named_files(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _leads_out(folder: Path, place: Path, key: str, value: str) -> bool:
-    """Return whether a name leads out of a folder, from the settings' place or from the current folder."""
+    """Return whether a name leads out, from its place or the current folder."""
     bases = (place, Path.cwd()) if key.endswith("_file") else (place,)
     found = [base / value for base in bases if os.path.lexists(base / value)]
     return any(not path.resolve().is_relative_to(folder.resolve()) for path in found)

@@ -53,7 +53,7 @@ class MissingPackageError(HceError):
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turn an import error in this block into MissingPackageError, with the command that installs the extra."""
+    """Turn an import error in this block into one with the command that helps."""
     try:
         yield
     except ImportError as error:

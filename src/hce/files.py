@@ -57,7 +57,7 @@ BYTES_AT_ONCE = 1 << 22
 
 @contextmanager
 def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary file next to `path`, which replaces `path` on success; InputError if it cannot be written."""
+    """Open a temporary file next to `path`, which it replaces on success."""
     path = Path(path)
     with writing_to(path):
         if path.is_dir():
@@ -76,7 +76,7 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def writing_to(path: str | Path) -> Iterator[None]:
-    """Turn any failure to write in this block into InputError: a disk that is full, read-only or failing."""
+    """Turn any failure to write in this block into one line, an InputError."""
     try:
         yield
     except HceError:
@@ -111,7 +111,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a JSON object that `write_json` wrote; FormatError if there is none, OutsideError for no regular file."""
+    """Read a JSON object that `write_json` wrote; FormatError if there is none."""
     value = read_json_value(path)
     if not isinstance(value, dict):
         raise FormatError(f"{path}: damaged (a JSON {type(value).__name__} where an object should be)")
@@ -119,9 +119,10 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = ()) -> T:
-    """Make a dataclass or a named tuple of JSON values; FormatError, without the file's name, if a type is wrong.
+    """Make a dataclass or a named tuple of JSON values, checked by type.
 
-    Names that `kind` does not have are skipped. Numbers of fields in `may_be_nan` may be None, as NaN is read.
+    Names that `kind` does not have are skipped. Numbers of fields in `may_be_nan` may be None, as NaN is read. The
+    FormatError for a wrong type does not name the file.
     """
     if not isinstance(values, dict):
         raise FormatError(f"a {type(values).__name__} where an object should be")
@@ -180,7 +181,7 @@ def require_free(output: str | Path, resume: bool) -> None:
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` on success; InputError if it is taken or cannot be written."""
+    """Yield a temporary folder that becomes `path` on success."""
     path = Path(path).absolute()  # "." has no name to build a neighbor's from
     require_new(path)
     with writing_to(path):
@@ -202,7 +203,7 @@ def make_folder(folder: Path) -> None:
 
 
 def delete_whole(path: Path) -> None:
-    """Delete a folder, if it is there: a kill leaves it complete, or hidden for the next deletion."""
+    """Delete a folder: a kill leaves it complete, or hidden for the next one."""
     with suppress(OSError):
         path.replace(_hidden(path))
         sync_folder(path.parent)
@@ -243,7 +244,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def held_alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold a folder for work of one process at a time, or raise InputError(`refusal`); a kill releases it."""
+    """Hold a folder for one process, or raise InputError with this refusal."""
     if fcntl is None:
         yield
         return
@@ -261,7 +262,7 @@ def held_alone(folder: Path, refusal: str) -> Iterator[None]:
 
 @contextmanager
 def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """Make a temporary file or folder next to `path`, locked until it is renamed, and deleted on an error."""
+    """Make and lock a temporary file or folder next to `path`, until its rename."""
     delete_leftovers(path.parent, path.name)
     lock = None
     while lock is None:
@@ -281,7 +282,7 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = None) -> None:
-    """Delete what killed writes of a name, or of any, left in a folder that is reached without links."""
+    """Delete what killed writes of a name, or of any, left in a folder."""
     found = ((name, LEFTOVER.fullmatch(name)) for name in names_in(folder, within))
     delete_stale([folder / name for name, match in found if match and of in (None, match[1])])
 
@@ -302,7 +303,7 @@ def delete_stale(leftovers: Iterable[Path]) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a file or folder: None if it was deleted meanwhile, −1 on a file system without locks."""
+    """Return a lock: None if the path was deleted meanwhile, −1 without locks."""
     if fcntl is None:
         return -1
     try:
@@ -337,7 +338,7 @@ def _delete_own(path: Path, lock: int, process: int) -> None:
 
 
 def _sync_tree(folder: Path, mode: int) -> None:
-    """Flush all files to disk, with the folder's rights: libraries write files for their user alone."""
+    """Flush all files to disk, with the folder's rights; libraries set others."""
     for path in (*folder.rglob("*"), folder):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             continue
@@ -361,13 +362,13 @@ def _sync(path: Path) -> None:
 
 
 def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write the checksums of these files of a folder, or of all, to its `checksums.json`."""
+    """Write the checksums of these files, or all, to `checksums.json`."""
     chosen = check_tree(folder).keys() - LEFT_OUT if names is None else names
     write_json(folder / CHECKSUMS, {name: file_checksum(folder / name) for name in sorted(chosen)})
 
 
 def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] | None:
-    """Return a line for each file that is missing or changed since `write_checksums`; None without checksums.
+    """Return a line for each missing or changed file; None without checksums.
 
     `advance` is called with the number of bytes just read. OutsideError if there is a link, a pipe or a device.
     """
@@ -391,7 +392,7 @@ def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] 
 
 
 def require_undamaged(folder: Path, remedy: str) -> None:
-    """Raise FormatError for a folder with a damaged file; a folder without checksums passes."""
+    """Raise FormatError for a damaged file; a folder without checksums passes."""
     if damaged := damage_in(folder):
         more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
         raise FormatError(f"{folder}: damaged ({damaged[0]}){more}; {remedy}")
@@ -403,7 +404,7 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(values: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
-    """Return the values without their checksum, and whether it fits; None without a checksum."""
+    """Return the values without their checksum, and whether it fits, if any."""
     rest = {name: value for name, value in values.items() if name != SEAL}
     return rest, values[SEAL] == sealed(rest)[SEAL] if SEAL in values else None
 
@@ -416,7 +417,7 @@ class KeptArrays(NamedTuple):
 
 
 def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, str]) -> None:
-    """Cache arrays in one file with their checksum, if possible; `facts` name what made them."""
+    """Cache arrays in a file, if possible; `facts` name what made them."""
     from safetensors.numpy import save
 
     try:
@@ -427,7 +428,7 @@ def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, s
 
 
 def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
-    """Read arrays by name, in the order in which they were written; None if missing or damaged."""
+    """Read arrays by name, in the order written; None if missing or damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -51,7 +51,7 @@ def parse_size(text: str) -> int:
 
 
 def taken_so_far() -> int:
-    """Return the peak memory of this process in bytes; 0 if the system does not report it."""
+    """Return the peak memory of this process in bytes; 0 if unknown."""
     try:
         import resource
     except ImportError:  # Windows
@@ -60,7 +60,7 @@ def taken_so_far() -> int:
 
 
 def use_few_arenas() -> None:
-    """Let threads share memory that others have freed; call this before there are threads.
+    """Let threads share freed memory; call this before there are threads.
 
     glibc gives each thread an arena of its own, from which freed memory does not go to other threads.
     """
@@ -70,7 +70,7 @@ def use_few_arenas() -> None:
 
 
 def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
-    """Estimate the bytes that each stage of indexing takes for these documents, passages of long ones included."""
+    """Estimate the bytes that each stage of indexing takes, passages included."""
     vectors = 4 * dim * documents
     held = vectors if vectors <= HELD else 0
     needs = {
@@ -117,7 +117,7 @@ def shown_size(size: int) -> str:
 
 
 def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
-    """Write rows in small pieces, so that scattered rows can be read from a mapped file.
+    """Write rows in small pieces, for scattered reads from a mapped file.
 
     Linux caches what is written at once as one piece of up to 2 MB. Reading a row may map its entire piece, and all of
     that counts as memory of the process.
@@ -129,7 +129,7 @@ def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
 
 @contextmanager
 def released(vectors: object) -> Iterator[None]:
-    """Let the system drop pages of a mapped array within this block; the array must not be changed.
+    """Let the system drop pages of a mapped, unchanged array in this block.
 
     Otherwise every page that was ever read counts as memory of the process.
     """
@@ -146,7 +146,7 @@ def released(vectors: object) -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Drop pages of the arrays within `released` now; call it after reading scattered rows.
+    """Drop pages of the arrays within `released` now, after scattered reads.
 
     The system maps 64 KB around each row, so all of a file may be mapped between two releases.
     """

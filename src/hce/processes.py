@@ -69,7 +69,7 @@ def wait_for_all() -> None:
 
 
 def require_alike(facts: Mapping[str, Any]) -> None:
-    """Raise InputError on all ranks if they disagree on these facts, whose names users know."""
+    """Fail on all ranks if they disagree on these facts."""
     if process_count() == 1:
         return
     own_facts = socket.gethostname(), json.dumps(dict(facts))
@@ -83,7 +83,7 @@ def require_alike(facts: Mapping[str, Any]) -> None:
 
 
 def require_shared(folder: Path) -> None:
-    """Raise InputError if this process does not see what the first one writes to a folder."""
+    """Fail if this process does not see what the first writes to a folder."""
     if process_count() == 1:
         return
     note = folder / _messages(f".hce-{secrets.token_hex(8)}")[0]
@@ -117,7 +117,7 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(rows: Tensor) -> Tensor:
-    """Return all processes' rows, (B, …) → (G, …), with gradients. All processes must have the same B."""
+    """Return all processes' rows, (B, …) → (G, …), with gradients; B is the same."""
     return rows if process_count() == 1 else _Gather.apply(rows)
 
 
@@ -137,14 +137,14 @@ def with_averaged_gradient(parameter: Tensor) -> Tensor:
 
 
 def own_rows(count: int) -> slice:
-    """Return this process's part of `count` rows; all parts are equal, and (processes − 1) rows may be left."""
+    """Return this process's part of `count` rows; a remainder has no owner."""
     each = count // process_count()
     return slice(process_rank() * each, (process_rank() + 1) * each)
 
 
 @contextmanager
 def working_together(wanted: bool = True) -> Iterator[None]:
-    """Let `share_out` share work in this block; all processes must do the same work in the same order.
+    """Let `share_out` share work in this block, the same in all processes.
 
     It is off by default: a tree that one process grows must not wait for the others.
     """
@@ -156,7 +156,7 @@ def working_together(wanted: bool = True) -> Iterator[None]:
 
 
 def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
-    """Return the results of `work(items)`, one per item; processes that work together each do a share.
+    """Return the results of `work(items)`; processes each do a share.
 
     Results are arrays, numbers, strings, None, and tuples and lists of these; a tuple from another process is a list.
     """
@@ -172,7 +172,7 @@ def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> lis
 
 
 def _messages(own: Any) -> list[Any]:
-    """Return the messages of all processes by rank; see `share_out` for what a message can hold."""
+    """Return the messages of all processes by rank; see `share_out`."""
     message = torch.frombuffer(bytearray(_packed(own)), dtype=torch.uint8).to(_device_of_exchange())
     sizes = gather(torch.tensor([len(message)], dtype=torch.int64, device=message.device)).tolist()
     everyones = gather(torch.nn.functional.pad(message, (0, max(sizes) - len(message)))).view(len(sizes), -1)
@@ -180,7 +180,7 @@ def _messages(own: Any) -> list[Any]:
 
 
 def _device_of_exchange() -> torch.device:
-    """Return the device of tensors that processes exchange: the CPU, or with NCCL and the like their own."""
+    """Return the device for exchanges: the CPU, or with NCCL the process's own."""
     if dist.get_backend() in ("gloo", "mpi"):
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator() or torch.device("cuda")
@@ -188,7 +188,7 @@ def _device_of_exchange() -> torch.device:
 
 
 def _packed(value: Any) -> bytes:
-    """Pack nested lists of arrays and plain values: arrays as safetensors, the rest as JSON with arrays by number."""
+    """Pack nested lists: arrays as safetensors, the rest as JSON."""
     arrays: list[np.ndarray] = []
 
     def plain(part: Any) -> Any:
@@ -208,7 +208,7 @@ def _unpacked(packed: bytes) -> Any:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Seed torch's generators for a step: the same at each run, and different in each process."""
+    """Seed torch for a step: the same in each run, another in each process."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, process_rank()]).generate_state(1)[0]))
 
 
@@ -229,7 +229,7 @@ def average_values(values: dict[str, float], device: torch.device) -> dict[str, 
 
 
 def take_weights_of_the_first(parameters: Iterable[Tensor]) -> None:
-    """Give all processes the first one's weights: processors of two kinds compute slightly different ones."""
+    """Give all processes the first one's weights; processors differ slightly."""
     if process_count() > 1:
         for parameter in parameters:
             sent = parameter.data.to(_device_of_exchange())  # a table is in memory, and NCCL sends from a GPU
@@ -243,7 +243,7 @@ def of_the_first(values: dict[str, float], device: torch.device) -> dict[str, fl
 
 
 def _exchanged(values: dict[str, float], device: torch.device, exchange: Callable[[Tensor], Any]) -> dict[str, float]:
-    """Exchange values between the processes as one tensor, which `exchange` changes in place."""
+    """Exchange values as one tensor, which `exchange` changes in place."""
     if process_count() == 1:
         return values
     packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
@@ -256,7 +256,7 @@ def _exchanged(values: dict[str, float], device: torch.device, exchange: Callabl
 
 @contextmanager
 def together(how_to_go_on: str) -> Iterator[torch.device]:
-    """Work with the processes that accelerate, torchrun or MPI started; yield this one's device.
+    """Work with the processes that a launcher started; yield this one's device.
 
     Raises:
         InputError: the others have other code.
@@ -331,7 +331,7 @@ class _Others:
         dist.destroy_process_group()
 
     def tell(self, reason: str) -> None:
-        """Send the others the reason why this process stops; the first one on a host shows it to the user."""
+        """Send the others the reason to stop; each host's first one shows it."""
 
         def note() -> None:
             self._store.compare_set("reason", "", f"{socket.gethostname()}: {reason}")
@@ -352,7 +352,7 @@ class _Others:
 
 
 def _within(seconds: float, act: Callable[[], Any]) -> Any:
-    """Return what `act` does within a time, else None: a store that is gone with its host fails or never answers."""
+    """Return what `act` returns in time, else None: the store may be gone."""
     found: list[Any] = []
 
     def tried() -> None:

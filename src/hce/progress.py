@@ -34,7 +34,7 @@ _drawing = threading.Lock()
 
 @contextmanager
 def bars_shown(show: bool = True) -> Iterator[None]:
-    """Enable the progress bars created with `show=None` in this block; `show=False` hides them."""
+    """Show, or hide, the progress bars created with `show=None` in this block."""
     before = _shown.set(show)
     try:
         yield
@@ -44,9 +44,10 @@ def bars_shown(show: bool = True) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(description: str, total: int | None, unit: str, *, show: bool | None = None) -> Iterator[Advance]:
-    """Yield a function to call with the number of items just done; counts above an estimated `total` are ignored.
+    """Yield a function to call with the number of items just done.
 
-    `total=None` is an unknown number of items; `show=False` is silent, and so is None, except within `bars_shown`.
+    `total` may be an estimate, above which nothing is counted, or None. `show=False` is silent, and so is None, except
+    within `bars_shown`.
     """
     if not (_shown.get() if show is None else show):
         yield lambda count: None
@@ -166,7 +167,7 @@ class Deadline:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Set this deadline for the block, and for threads that get a copy of its context."""
+        """Set this deadline for the block, and for threads with a copy of its context."""
         token = _deadline.set(self)
         try:
             yield

@@ -40,7 +40,7 @@ LARGEST_SEED = 2**32 - 1  # that scikit-learn takes
 
 
 def harmless(text: str) -> str:
-    r"""Replace each character that would control a terminal, except line breaks and tabs.
+    r"""Replace each character that would control a terminal, except \n and \t.
 
     >>> harmless("red \x1b[31mshoes")
     'red �[31mshoes'
@@ -55,7 +55,7 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render to segments without characters that control a terminal; styles are not part of a text."""
+        """Render to segments whose texts cannot control a terminal."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
@@ -66,7 +66,7 @@ show, note = partial(out.print, soft_wrap=True), partial(err.print, soft_wrap=Tr
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout; what would control a terminal stays an escape."""
+    """Print one JSON document on stdout; control characters stay escapes."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     line = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")
@@ -81,7 +81,7 @@ def answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[str] = ()) -> Table:
-    """Lay out a table; on a narrow terminal headings are folded, and no figure is lost."""
+    """Lay out a table; a narrow terminal folds headings and loses no figure."""
     table = Table(box=None, pad_edge=False)
     for column, name in enumerate(header):
         widest = max(len(row[column]) for row in rows)
@@ -114,7 +114,7 @@ def known_encoder(spec: str | None) -> str | None:
 
 
 def known_reranker(spec: str | None) -> str | None:
-    """Refuse a mistyped name of a cross-encoder before any work, as an option's callback."""
+    """Refuse a mistyped name of a cross-encoder, as an option's callback."""
     if spec is not None:
         from hce.encoding.bundled import refuse_mistyped_reranker
 
@@ -160,7 +160,7 @@ READING = {  # the other fields of `hce.data.records.Reading`
 
 
 def parse_named(option: str, items: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Read items such as "id=Doc, no.,text=remarks", as an option gives several names at once.
+    """Read items such as "id=Doc, no.,text=remarks".
 
     Args:
         option: the option, for the message.
@@ -195,7 +195,7 @@ def parse_fields(items: Iterable[str]) -> dict[str, Any]:
 
 
 def with_reading(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's argument `reading` by --fields, --delimiter, --encoding and --skip-bad."""
+    """Replace a command's argument `reading` by the options of `Reading`."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.name != "reading"]
     keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
@@ -226,7 +226,7 @@ def is_alone() -> bool:
 
 @contextmanager
 def together(how_to_go_on: str) -> Iterator[torch.device | None]:
-    """Work with the processes that a launcher started; yield this one's device, None when alone.
+    """Work with processes that a launcher started; yield a device if not alone.
 
     Raises:
         InputError: the others have other code.
@@ -243,7 +243,7 @@ def together(how_to_go_on: str) -> Iterator[torch.device | None]:
 
 
 def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
-    """Read the documents for `output`; each of several processes reads some files of a folder of parts."""
+    """Read the documents for `output`; of several parts, each process some."""
     from hce.data.corpus import Corpus
 
     if is_alone():
@@ -256,12 +256,12 @@ def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
 
 
 def copies_of_corpus(output: Path) -> Path:
-    """Return the folder for parts of the corpus that other hosts can read only as copies."""
+    """Return the folder for parts that other hosts can read only as copies."""
     return unfinished(f"{output}.corpus")
 
 
 def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
-    """Return the encoder that a name stands for, and print what the other bundled one would cost and bring.
+    """Return the encoder that a name stands for; print what the other would cost.
 
     Raises:
         InputError: several processes, which may be on different machines, cannot choose one encoder.

@@ -153,7 +153,7 @@ def evaluate(
 
 
 def _reading(fields: list[str] | None, *specs: str | None) -> Reading:
-    """Return how the documents are read: as --fields says, or as an index that is measured remembers."""
+    """Return how documents are read: by --fields, or as an index remembers."""
     from hce.index.manifest import Manifest, is_index
 
     named = Reading(**common.parse_fields(fields or ()))
@@ -217,7 +217,7 @@ def _open(spec: str, *, is_run: bool) -> tuple[str, Run | Encoder | Index]:
 def _measured(
     task: Task, name: str, what: Run | Encoder | Index, rerank: tuple[Reranker, int] | None, *, is_compared: bool
 ) -> Measured:
-    """Measure a run, or what a model or an index finds; runs that are compared are cut at one depth."""
+    """Measure a run, or what a model or an index finds, at one depth."""
     from hce.encoding.encoder import Encoder
     from hce.evaluation.evaluate import rank, score_run, without_self
     from hce.index.index import Index
@@ -235,7 +235,7 @@ def _measured(
 
 
 def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
-    """Make a model search the corpus, by words too like an index of it; an index is searched unchanged."""
+    """Make a model search the corpus; an index is searched unchanged."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 
@@ -252,7 +252,7 @@ def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] 
 
 
 def _check_index(index: Index, corpus: Corpus) -> None:
-    """Refuse an index that has other documents than the collection, by id or text; say so if some are missing."""
+    """Refuse an index of other documents; say so if some are missing."""
     lacking = dict.fromkeys(document_id for document_id in corpus.ids if document_id not in index)
     shared = list(islice((document for document in corpus if document.id not in lacking), SAMPLE))
     if not shared:

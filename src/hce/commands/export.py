@@ -63,7 +63,7 @@ def tree(
 
 
 def _ids(path: Path, saved: Path) -> list[str | None] | None:
-    """Return the ids of the documents of a saved tree, None for one that was removed since; only an index has them."""
+    """Return the ids of an index's tree, None for each one removed since."""
     from hce.index.index import Index
     from hce.index.manifest import is_index
     from hce.index.tree import NumberedHierarchy

@@ -273,7 +273,7 @@ def check(
 
 
 def _refuse_without_engine(path: Path) -> None:
-    """Raise InputError for an index that lacks only its engine, because an earlier run was killed."""
+    """Refuse an index that lacks only its engine, after a killed run."""
     from hce.index.manifest import Manifest, is_index
     from hce.search.engine import ELSEWHERE
 
@@ -284,7 +284,7 @@ def _refuse_without_engine(path: Path) -> None:
 
 
 def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
-    """Load the documents of a new index from whatever holds them, another index included."""
+    """Load the documents of a new index, also from another index."""
     from hce.data.corpus import Corpus
     from hce.index.index import Index
     from hce.index.manifest import is_index

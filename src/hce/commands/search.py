@@ -230,14 +230,14 @@ def mcp(path: common.ReadIndexArgument) -> None:
 
 
 def _why_nothing(mode: str, *, has_conditions: bool) -> str:
-    """Say why a search found nothing: meaning finds every allowed document, words only those that share a word."""
+    """Say why nothing was found: meaning finds every allowed document."""
     if mode == "words":
         return f"no document {'that fulfils the conditions ' if has_conditions else ''}shares a word with it"
     return "no document fulfils the conditions" if has_conditions else "the index is empty"
 
 
 def _line(hit: Hit, query: str, mode: str) -> Text:
-    """Show rank, score and its parts, id and title; below them a snippet, and how many near-equal ones were left out.
+    """Show rank, score and its parts, id, title, snippet and near-equal ones.
 
     The score of a hybrid search has parts; the candidate with the lowest cosine has 0 from meaning. A cross-encoder's
     score has none, and the earlier rank is shown instead.
@@ -262,7 +262,7 @@ def _line(hit: Hit, query: str, mode: str) -> Text:
 
 
 def _snippet(hit: Hit, query: str) -> Text:
-    """Show the passage that a long document was found by, else the part with most of the query's words; these bold."""
+    """Show the passage found, or the part with most of the query's words."""
     found = hit.snippet(query, SNIPPET)
     shown = Text("… " if found.start else "", style="dim")
     end = 0
@@ -301,7 +301,7 @@ def _curve(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _history_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:
-    """Show what the table was fitted to, what a reindexing leads to or came from, and what training gained."""
+    """Show what the table was fitted to, reindexings, and what training gained."""
     lines = {}
     if found.fitted_documents is not None:
         advice = f"; hce rebuild {found.path} fits it to all {found.documents:,}"

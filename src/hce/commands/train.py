@@ -59,7 +59,7 @@ def recipe_option(name: str, **limits: Any) -> Any:
 
 
 def read_settings(items: Iterable[str], **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the run and of the recipe, from --set and from options of their own.
+    """Return the settings of the run and of the recipe, with --set.
 
     Raises:
         InputError: an unknown setting, a value of the wrong type, or a setting that is given twice.
@@ -260,7 +260,7 @@ def demo(
 
 @contextmanager
 def _tracked(name: str, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that logs an epoch to one of accelerate's trackers; without a name it does nothing."""
+    """Yield a function that logs an epoch to a tracker of accelerate, if any."""
     if not name:
         yield lambda epoch: None
         return
@@ -279,7 +279,7 @@ def _tracked(name: str, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoc
 
 
 def _log(path: Path) -> list[str] | QueryMean:
-    """Read queries from a file, or the mean that `hce serve --learn-queries` kept in an index."""
+    """Read queries from a file, or the mean query that an index has kept."""
     from hce.data.judgments import read_log
     from hce.training.query_mean import QueryMean
 
@@ -294,7 +294,7 @@ def _log(path: Path) -> list[str] | QueryMean:
 def _label_sets(
     source: Path, corpus: Corpus, files: LabelFiles, mode: str, *, strict: bool
 ) -> dict[str, Labels | None]:
-    """Read what `train` takes as pairs, generated and dev: from files, or from a BEIR folder's own splits."""
+    """Read pairs, generated and dev from files, or from a BEIR folder's splits."""
     from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
 
     queries, qrels, dev, generated, _ = files
@@ -320,7 +320,7 @@ def _label_sets(
 
 
 def _of_corpus_documents(labels: Labels, corpus_ids: Collection[str], path: Path, strict: bool) -> Labels:
-    """Drop labels of documents that are not there, and say how many; InputError if `strict` or all are dropped."""
+    """Drop labels of documents that are not there, and say how many."""
     unknown = [judgment for judgment in labels.qrels.judgments() if judgment.document_id not in corpus_ids]
     if not unknown:
         return labels

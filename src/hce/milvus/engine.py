@@ -126,7 +126,7 @@ class Milvus:
         self._client = None
 
     def ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
-        """Call `what` with the client, and wait up to `PATIENCE` seconds while the server is away or starting.
+        """Call `what` with the client, and wait a while for a server that is away.
 
         Unless it may be done `again`, it is tried once: a server that did it can go away before it says so.
         """
@@ -152,7 +152,7 @@ class Milvus:
             pause = min(2 * pause, 2.0)
 
     def call(self, method: str, name: str, *args: Any, again: bool = True, **options: Any) -> Any:
-        """Call a method of the client about a collection or an alias; a restarted server loads the collection first."""
+        """Call a method about a collection, which a restarted server loads first."""
         options = {"timeout": PATIENCE, **options}
 
         def act(client: Any) -> Any:
@@ -172,7 +172,7 @@ class Milvus:
         return self._client
 
     def current(self) -> str | None:
-        """Return the collection that the name stands for, if any; InputError if hce did not make it."""
+        """Return the collection that the name stands for, if any."""
         name = self.address.name
         if not self.call("has_collection", name):
             return None
@@ -265,14 +265,14 @@ class Collection:
     since: int = 0  # reads see all that was written before this moment of Milvus's clock; 0: all, which takes longer
 
     def _read(self, method: str, partition: Partition, **options: Any) -> Any:
-        """Read all up to `since`; a strong read waits for the clock of the data, 0.2 to 0.4 s each time."""
+        """Read all up to `since`; a strong read takes 0.2 to 0.4 s longer."""
         options["consistency_level"] = "Customized" if self.since else "Strong"
         if self.since:
             options["guarantee_timestamp"] = self.since
         return self.server.call(method, self.name, partition_names=[partition.name], **options)
 
     def put(self, partition: Partition, rows: Iterable[MilvusRow], *, again: bool = False) -> None:
-        """Write rows, in requests that Milvus takes; after an error some may be there: then write them `again`."""
+        """Write rows; after an error some may be there: then write them `again`."""
         place: dict[str, Any] = {"partition_name": partition.name, "timeout": 3 * PATIENCE}
         nothing = np.zeros(self.dim, np.float32)
         for batch in _batches(rows, 4 * self.dim):
@@ -331,7 +331,7 @@ class Collection:
         return [found[number] for number in sorted(found)]
 
     def vectors(self, partition: Partition, numbers: np.ndarray) -> np.ndarray:
-        """Return the vectors of some numbers, of shape (m, n), float32; GoneOnError if one is not there any more."""
+        """Return vectors, of shape (m, n), float32; GoneOnError if one is gone."""
         wanted = np.unique(numbers).tolist()
         at_once = max(1, min(MOST_FOUND, REQUEST_BYTES // (4 * self.dim)))
         found: dict[int, MilvusRow] = {}
@@ -344,7 +344,7 @@ class Collection:
         return np.array(rows, np.float32).reshape(len(rows), self.dim)
 
     def nearest(self, partition: Partition, queries: np.ndarray, count: int, condition: str) -> Found:
-        """Find the `count` nearest of each query under a condition on keys, in any order; GoneOnError if too few."""
+        """Find the `count` nearest under a condition; GoneOnError if too few."""
         with_vectors = 4 * self.dim * count <= REQUEST_BYTES
         at_once = max(1, REQUEST_BYTES // (4 * self.dim * count)) if with_vectors else 1
         numbers = np.empty((len(queries), count), np.int64)
@@ -446,7 +446,7 @@ class MilvusEngine:
         return self.count
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors of the largest inner product; GoneOnError if the collection is of a later moment."""
+        """Find the k vectors of the largest inner product; GoneOnError if one is gone."""
         queries = np.ascontiguousarray(queries, np.float32)
         if allowed is None:
             return search_exactly(self._best, self.count, queries, k, SLACK)
@@ -455,7 +455,7 @@ class MilvusEngine:
         )
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return the inner products of a query with some vectors; GoneOnError if one is not there any more."""
+        """Return inner products with some vectors; GoneOnError if one is gone."""
         return scores_with(self.collection.vectors(self.partition, numbers), query)
 
     def _best(self, queries: np.ndarray, count: int) -> Found:

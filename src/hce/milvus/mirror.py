@@ -118,7 +118,7 @@ class Pointer:
         return self
 
     def fits(self, manifest: Manifest) -> bool:
-        """Return whether the collection is at the manifest's address, with vectors of its encoder."""
+        """Return whether the collection has the manifest's address and encoder."""
         return self.address == manifest.engine_at and self.fingerprint == manifest.fingerprint
 
 
@@ -152,7 +152,7 @@ class Mirror:
             self._server.close()
 
     def at(self, reader: Reader) -> Collection | None:
-        """Return the collection, up to date with the moment that `reader` sees; None if it has gone on."""
+        """Return the collection at the moment of `reader`; None if it has gone on."""
         moment = reader.moment()
         with self._lock:
             if self._known is None or self._known[1] < moment.change:
@@ -312,7 +312,7 @@ def pieces_of(text: str) -> list[str]:
 
 
 def log_rows(moment: Moment, removed: list[int]) -> Iterator[MilvusRow]:
-    """Write an entry of the log, a moment and what was removed before it, as rows; the last one makes it count."""
+    """Write an entry of the log as rows; the last one makes it count."""
     blocks = [removed[i : i + REMOVED_AT_ONCE] for i in range(0, len(removed), REMOVED_AT_ONCE)] or [[]]
     for part, some in enumerate(blocks, start=1):
         content = {"moment": moment._asdict() if part == len(blocks) else None, "removed": some}
@@ -320,7 +320,7 @@ def log_rows(moment: Moment, removed: list[int]) -> Iterator[MilvusRow]:
 
 
 def facts_rows(manifest: Manifest, files: dict[str, list[Any]], writer: str) -> Iterator[MilvusRow]:
-    """Write what a collection is made of as rows; only the index named `writer` may write to it."""
+    """Write what a collection is made of as rows; only `writer` may change it."""
     content = {"format": FORMAT, "writer": writer, "files": files, "manifest": asdict(manifest)}
     pieces = pieces_of(json.dumps(content))
     return (MilvusRow(FACTS + i, 0, len(pieces), piece) for i, piece in enumerate(pieces))
@@ -360,7 +360,7 @@ def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
 
 
 def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[MilvusRow]]:
-    """Write all files below a folder as rows; return size, SHA-256, first and last row of each, and the rows."""
+    """Return size, SHA-256, first and last row of each file, and the rows."""
     files: dict[str, list[Any]] = {}
     number = 1
     for name, found in check_tree(folder, folder.parent).items():
@@ -404,7 +404,7 @@ def _check_owner(server: Milvus, pointer: Pointer | None) -> None:
 
 
 def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:
-    """Fail if an index cannot have a collection at an address: nobody answers, or another index has one there."""
+    """Fail if nobody answers at an address, or another index is there."""
     if named_by_user:
         trust(at)
     server = Milvus(require_trusted(at, index_folder))
@@ -455,7 +455,7 @@ def trusted_file() -> Path:
 
 
 def trust(at: str) -> None:
-    """Remember that this user has named an address of Milvus; InputError if it is none."""
+    """Remember that this user has named an address of Milvus."""
     address = str(Address.parse(at))
     _named_now.add(address)
     known, path = _trusted(), trusted_file()
@@ -468,7 +468,7 @@ def trust(at: str) -> None:
 
 
 def require_trusted(at: str, index_folder: Path) -> Address:
-    """Return the address that an index names; UntrustedError if this user has never named it."""
+    """Return the address that an index names, if this user has ever named it."""
     address = Address.parse(at)
     if str(address) not in _trusted() | _named_now:
         raise UntrustedError(

@@ -57,7 +57,7 @@ ATTEMPTS = 20  # at a search, where documents are removed meanwhile
 
 
 def read_facts(collection: Collection) -> tuple[Manifest, dict[str, list[Any]]]:
-    """Read the manifest of the index in a collection, and the files of its encoder: see `file_rows` of the mirror."""
+    """Read the manifest in a collection, and the encoder's files: see `file_rows`."""
     address, content = collection.server.address, read_content(collection)
     if not content:
         raise FormatError(f"{address}: the collection is not of hce, or damaged")
@@ -70,7 +70,7 @@ def read_facts(collection: Collection) -> tuple[Manifest, dict[str, list[Any]]]:
 
 
 def read_log(collection: Collection, after: int) -> tuple[Moment | None, set[int]]:
-    """Return the last moment in the log, None if not later than the change `after`, and what was removed since."""
+    """Return the log's last moment after a change, if any, and what was removed."""
     moment: Moment | None = None
     removed: set[int] = set()
     unsure: list[int] = []  # until the last part of its entry is there
@@ -107,7 +107,7 @@ def read_extents(
 
 
 def fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Path) -> None:
-    """Fetch files into a new folder; FormatError if one has changed, or would be outside of the folder."""
+    """Fetch files into a new folder; FormatError if one is damaged or outside."""
     address = collection.server.address
     folder.mkdir()
     for name, (size, known, first, last) in files.items():
@@ -175,7 +175,7 @@ class ReplicaStore(Store):
 
     @classmethod
     def open(cls, server: Milvus, folder: Path, has: str | None) -> ReplicaStore:
-        """Fetch all there is into an empty folder; InputError if another encoder than the one here made it."""
+        """Fetch all there is into an empty folder, if its encoder is the one here."""
         collection = _current(server)
         manifest, files = read_facts(collection)
         if has is not None and manifest.fingerprint != has:
@@ -199,7 +199,7 @@ class ReplicaStore(Store):
             yield reader
 
     def look(self, *, now: bool = False) -> None:
-        """Copy what was written since, unless that was done a moment ago; AwayError if Milvus does not answer."""
+        """Copy what was written since, unless that was done a moment ago."""
         with self._lock:
             if not now and time.monotonic() - self._looked < REFRESH:
                 return
