@@ -119,14 +119,19 @@ class KnownEncoder:
         is_same = self.facts.corpus["fingerprint"] == corpus.fingerprint
         return chosen if is_same or chosen.kind == "labeled" else None
 
-    def described(self, folder: Path) -> dict[str, Any]:
-        """Return the fields of a manifest about the encoder saved in a folder."""
+    def save(self, index_folder: Path, suffix: str = "") -> dict[str, Any]:
+        """Save the encoder and the facts of its training; return a manifest's fields about it."""
+        folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
+        self.encoder.save(folder)
+        if self.folder is not None:
+            keep_facts(self.folder, index_folder / f"{IN_AN_INDEX}{suffix}")
         return {
             "encoder": self.encoder.name,
             "fingerprint": self.fingerprint,
             "dim": self.encoder.dim,
             "window": self.encoder.window,
             "encoder_files": file_stamps(folder),
+            "encoder_folder": folder.name,
             "base_encoder": self.base,
             "fitted_documents": self.fitted_documents,
         }
@@ -191,12 +196,10 @@ def create_index(
         chosen = chosen or _calibrated(corpus, start.encoder, vectors[: len(corpus)], language, codes)
         filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
     with new_folder(path) as folder:
-        start.encoder.save(folder / ENCODER_FOLDER)
-        if start.folder is not None:
-            keep_facts(start.folder, folder / IN_AN_INDEX)
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
         manifest = Manifest(
+            **start.save(folder),
             created=now(),
             documents=len(corpus),
             corpus={"name": corpus.name, "fingerprint": corpus.fingerprint},
@@ -208,7 +211,6 @@ def create_index(
             words_share=chosen.shares.words if words_share is None else words_share,
             tokens_share=chosen.shares.tokens,
             shares=chosen.as_dict() if words_share is None else None,
-            **start.described(folder / ENCODER_FOLDER),
         )
         for file in filled.iterdir():
             file.replace(folder / file.name)
@@ -417,12 +419,8 @@ def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndar
         suffixes = (f"-{number}" for number in count(writer.next.change))
         suffix = next(each for each in suffixes if not (index_folder / f"{ENCODER_FOLDER}{each}").exists())
     with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
-        folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
-        start.encoder.save(folder)
-        tree = None
-        if start.folder is not None:
-            keep_facts(start.folder, index_folder / f"{IN_AN_INDEX}{suffix}")
-            tree = trained_tree(start.folder, corpus)
+        saved = start.save(index_folder, suffix)
+        tree = None if start.folder is None else trained_tree(start.folder, corpus)
         if tree is not None:
             NumberedHierarchy(tree, numbers).save(index_folder / f"{FOLDER}{suffix}")
         if space is not None and Manifest.read(index_folder, writer).engine not in ELSEWHERE:
@@ -431,13 +429,12 @@ def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndar
         other = StandbyEncoder(
             was_in_force=False,
             spec=spec,
-            encoder_folder=folder.name,
             words_share=chosen.shares.words,
             tokens_share=chosen.shares.tokens,
             shares=chosen.as_dict() if chosen.kind else None,
             hierarchy=f"{FOLDER}{suffix}" if tree is not None else None,
             familiar=int(numbers.max()),
-            **start.described(folder),
+            **saved,
         )
         replace(Manifest.settled(index_folder, writer), beside=asdict(other)).write(index_folder)
     return other

@@ -75,9 +75,8 @@ if TYPE_CHECKING:
     from hce.search.fusion import Calibration
 
 
-STATUS_OF_MANIFEST = (
-    *("created", "encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "format", "search", "curves"),
-)
+OF_MANIFEST = ("encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "format", "search", "curves")
+"""What the status of an index shows of its manifest unchanged."""
 
 
 class ReindexedError(InputError):
@@ -805,6 +804,7 @@ class Index:
             documents=moment.documents,
             added=moment.documents - (manifest.documents - removed),
             removed=removed,
+            created=manifest.created,
             changed=moment.at,
             engine=state.derived.engine_name,
             pending=pending,
@@ -815,7 +815,7 @@ class Index:
             tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(self.path, manifest.suffix)),
             recall=facts.get("recall"),
             rescored=facts.get("rescored"),
-            **{name: getattr(manifest, name) for name in STATUS_OF_MANIFEST},
+            **{name: getattr(manifest, name) for name in OF_MANIFEST},
         )
 
     def drift(self, seed: int = 0) -> Drift:

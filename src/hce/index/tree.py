@@ -62,26 +62,23 @@ class NumberedHierarchy(NamedTuple):
 
 def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarchy | None:
     """Read the tree of the encoder with this suffix, by default the current one."""
-    name = _named(index_folder, suffix)
-    while name is not None:
+    failed = None
+    while True:
+        manifest = Manifest.read(index_folder)
+        name, standby = manifest.hierarchy, manifest.standby()
+        if standby is not None and suffix not in (None, manifest.suffix):
+            grown = f"{FOLDER}{suffix}"  # by a reindexing that is under way
+            name = standby.hierarchy or (grown if is_folder(index_folder / grown) else None)
+        if name is None:
+            return None
         try:
             is_folder(index_folder / name, index_folder)
             return NumberedHierarchy.load(index_folder / name)
         except FormatError as error:
-            known, name = name, _named(index_folder, suffix)
-            if name == known:  # else another process has just rebuilt the index
+            if name == failed:  # else another process may have just rebuilt the index
                 warn_once(logger, f"{error} (it is left out until 'hce rebuild {index_folder}' grows it again)")
                 return None
-    return None
-
-
-def _named(index_folder: Path, suffix: str | None) -> str | None:
-    manifest = Manifest.read(index_folder)
-    other = manifest.standby()
-    if other is None or suffix in (None, manifest.suffix):
-        return manifest.hierarchy
-    grown = f"{FOLDER}{suffix}"  # by a reindexing that is under way
-    return other.hierarchy or (grown if is_folder(index_folder / grown) else None)
+            failed = name
 
 
 def grow_named_tree(
