@@ -150,7 +150,8 @@ def test_which_weights_are_kept(concept_corpus, static_encoder, monkeypatch, bet
     kept, epochs = {}, {}  # the results, and the weights after each epoch
     for keep in ("best", "last"):
         measures = iter([0.5, 0.6, 0.8, 0.7] if better else [0.5, 0.4, 0.3, 0.2])
-        monkeypatch.setattr(hce.training.co_training, "_measure", lambda *_, given=measures: {"labeled": next(given)})
+        measured = lambda *_, given=measures: {"labeled": np.array([next(given)])}  # noqa: E731
+        monkeypatch.setattr(hce.training.co_training, "_measure", measured)
         encoder = copy.deepcopy(static_encoder)
         recipe = Recipe(**settings, fit_static=False, keep=keep, cotrain=False)
         weights = epochs[keep] = []

@@ -58,7 +58,7 @@ HARM = 5.0
 
 MOST_ASKED = 300  # documents; each is encoded once more
 LEAST_ASKED = 10
-LEAST_PART = {"written": 0.5, "cut": 0.25, "titles": 0.0}  # of the documents, from which on a kind stands for them
+LEAST_PART = {"written": 0.5, "cut": 0.25, "titles": 0.0}  # of the documents that a kind of question needs
 LEAST_WORDS = 24  # of a text without sentences whose first words are cut
 POOL = 8192  # documents that are searched
 # A quoted text or a comment in a program, which says in words what the code does.

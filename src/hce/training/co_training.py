@@ -4,12 +4,9 @@ What the paper leaves open is settled so that training does no harm: the weights
 the trained ones, F0·(1 − λ) + F′·λ, that is best on held-out queries, and the first ones if no mix beats them.
 
 Labeled queries that are held out are often few, and chance decides which epoch and which λ look best on them. So the
-last epoch's weights are kept with λ = 1, unless these queries clearly prefer others (docs/LOG.md).
-
-Pseudo-queries are many, and are not what people ask. The best epoch and λ by them are taken. For a table they are
-believed: training a table has almost always helped, and to discard it for want of certainty costs more than it saves.
-Training without labels often harms a transformer, so there they need a clear gain; one that could be chance leaves the
-encoder as it was.
+last epoch's weights are kept with λ = 1, unless these queries clearly prefer others (docs/LOG.md). Pseudo-queries are
+many, and are not what people ask; the best epoch and λ by them are taken. For a table they are believed: training a
+table has almost always helped. Training without labels often harms a transformer, so there they need a clear gain.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ CLEAR = 2.0  # standard errors
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came of training.
+    """The result of training.
 
     Attributes:
         encoder: the encoder to use.
@@ -130,33 +127,42 @@ def co_train(
     trainer = Trainer(corpus, encoder, sources, recipe)
     run = unfinished_run(trainer, checkpoints)
     if run is None:
-        is_measured = encoder.table is None and not recipe.needs_vectors  # a transformer starts as it was given
-        run = _begin(trainer, devset, checkpoints, ndcg_before if is_measured else None)
+        began = time.perf_counter()
+        vectors, tree = _encode_and_cluster(trainer, checkpoints, 0)
+        trainer.use_tree(tree, vectors)
+        is_known = encoder.table is None and not recipe.needs_vectors  # a transformer starts as it was given
+        ndcg = ndcg_before if is_known else _measure(devset, encoder, vectors if recipe.needs_vectors else None)
+        epoch = Epoch(0, _means(ndcg, encoder), seconds=round(time.perf_counter() - began, 3))
+        best_weights = weights_of(encoder)
+        run = TrainingRun(trainer, tree, vectors, best_weights, epoch.metric, [epoch], checkpoints=checkpoints)
         run.save()
-        on_epoch(run.history[0])
+        on_epoch(epoch)
     is_broken = False
-    while not is_broken and run.counters.epoch < recipe.epochs and _stale_epochs(run) < recipe.patience:
+    while run.counters.epoch < recipe.epochs and run.history[-1].epoch - best_epoch(run.history) < recipe.patience:
         began = time.perf_counter()
         is_broken = not _optimize(run, progress)
-        if not is_broken:
-            losses, accuracy = run.counters.close_epoch()
-            run.measured = _measure(devset, encoder)
-            epoch = Epoch(run.counters.epoch, _means(run.measured, encoder), losses, accuracy)
-            if epoch.metric > run.best_metric:  # a better representation was found
-                run.best_weights, run.best_metric = weights_of(encoder), epoch.metric
-                if recipe.cotrain and recipe.needs_vectors and run.counters.epoch < recipe.epochs:
-                    epoch = _recluster(run, epoch)
-            run.history.append(replace(epoch, seconds=round(time.perf_counter() - began, 3)))
-            run.save()
-            on_epoch(run.history[-1])
+        if is_broken:
+            break
+        losses, accuracy = run.counters.close_epoch()
+        run.measured = _measure(devset, encoder)
+        epoch = Epoch(run.counters.epoch, _means(run.measured, encoder), losses, accuracy)
+        if epoch.metric > run.best_metric:  # a better representation was found
+            run.best_weights, run.best_metric = weights_of(encoder), epoch.metric
+            if recipe.cotrain and recipe.needs_vectors and run.counters.epoch < recipe.epochs:
+                before = run.tree
+                run.vectors, run.tree = _encode_and_cluster(trainer, checkpoints, epoch.epoch)
+                trainer.use_tree(run.tree, run.vectors)
+                epoch = replace(epoch, reclustered=True, churn=round(before.churn(run.tree), 4))
+        run.history.append(replace(epoch, seconds=round(time.perf_counter() - began, 3)))
+        run.save()
+        on_epoch(run.history[-1])
     return _finish(run, start_weights, sources, devset, ndcg_before, is_broken=is_broken)
 
 
 def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, clustering_number: int) -> Hierarchy:
     """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone.
 
-    `clustering_number` is added to the seed: 0 for the first clustering of a run, e for that after epoch e, epochs + 1
-    for that of the weights to return.
+    `clustering_number` is added to the seed: 0 at the start, e after epoch e, epochs + 1 for the weights to return.
     """
     if not recipe.tree:
         return Hierarchy((), np.zeros(len(vectors), dtype=np.int64), (), {"method": "none"})
@@ -170,20 +176,6 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, cluste
             device=encoder.device,
             progress=None,
         )
-
-
-def _begin(
-    trainer: Trainer, devset: DevSet, checkpoints: CheckpointFolder | None, ndcg: dict[str, np.ndarray] | None
-) -> TrainingRun:
-    """Encode, cluster, measure unless `ndcg` is known."""
-    began = time.perf_counter()
-    vectors, tree = _encode_and_cluster(trainer, checkpoints, clustering_number=0)
-    trainer.use_tree(tree, vectors)
-    if ndcg is None:
-        ndcg = _measure(devset, trainer.encoder, vectors if trainer.recipe.needs_vectors else None)
-    epoch = Epoch(0, _means(ndcg, trainer.encoder), seconds=round(time.perf_counter() - began, 3))
-    best_weights = weights_of(trainer.encoder)
-    return TrainingRun(trainer, tree, vectors, best_weights, epoch.metric, [epoch], checkpoints=checkpoints)
 
 
 def _optimize(run: TrainingRun, progress: bool) -> bool:
@@ -208,15 +200,6 @@ def _optimize(run: TrainingRun, progress: bool) -> bool:
     return True
 
 
-def _recluster(run: TrainingRun, epoch: Epoch) -> Epoch:
-    """Encode and cluster with the weights of an epoch; return the epoch with what that changed."""
-    before = run.tree
-    run.vectors, run.tree = _encode_and_cluster(run.trainer, run.checkpoints, epoch.epoch)
-    run.trainer.use_tree(run.tree, run.vectors)
-    churn = before.churn(run.tree)
-    return replace(epoch, reclustered=True, churn=round(churn, 4))
-
-
 def _finish(
     run: TrainingRun,
     start_weights: dict[str, Tensor],
@@ -232,11 +215,12 @@ def _finish(
         encoder.model.load_state_dict(run.best_weights)
         history = history[: best_epoch(history) + 1]
     mix = load_kept(encoder, start_weights, run.best_weights, history, devset, recipe)
-    vectors = run.vectors if recipe.needs_vectors and run.tree_epoch == mix.pure_epoch else None
+    pure_epoch = {0.0: 0, 1.0: mix.epoch}.get(mix.share)  # the epoch whose weights these are; None for a true mix
+    vectors = run.vectors if recipe.needs_vectors and run.tree_epoch == pure_epoch else None
     tree = run.tree
     if recipe.tree and vectors is None:  # the present tree is of other weights
         vectors, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
-    is_measured = run.measured is not None and not is_broken and mix.pure_epoch == history[-1].epoch
+    is_measured = not is_broken and pure_epoch == history[-1].epoch
     ndcg_after = run.measured if is_measured and run.measured else devset.ndcg(encoder, vectors)
     result = TrainResult(
         encoder=encoder,
@@ -255,10 +239,10 @@ def _finish(
 def _encode_and_cluster(
     trainer: Trainer, checkpoints: CheckpointFolder | None, clustering_number: int
 ) -> tuple[np.ndarray, Hierarchy]:
-    """Return the vectors and the tree of the corpus by the encoder's present weights.
+    """Return the vectors and the tree of the corpus by the encoder's current weights.
 
-    `clustering_number` is that of `cluster_corpus`, and names the folder of the vectors too. Vectors that a killed run
-    left there may be of weights that differ in the last digits, where other processes add up in another order.
+    Vectors that a killed run left may be of weights that differ in the last digits, where other processes add up in
+    another order.
     """
     place = None if checkpoints is None else checkpoints.vectors_folder(clustering_number)
     if trainer.recipe.needs_vectors:
@@ -276,24 +260,14 @@ def _means(ndcg: dict[str, np.ndarray], encoder: Encoder) -> dict[str, float]:
     return of_the_first(means(ndcg), encoder.device)
 
 
-def _stale_epochs(run: TrainingRun) -> int:
-    """Count the epochs since the best one."""
-    return run.history[-1].epoch - best_epoch(run.history)
-
-
 # ----------------------------------------------------------------------------------------- which weights to keep
 
 
 class Mix(NamedTuple):
-    """A mix of the first and the trained weights: F0·(1 − λ) + F′·λ."""
+    """A mix of the first and the trained weights, F0·(1 − λ) + F′·λ: λ, and the epoch whose weights are F′."""
 
-    share: float  # λ; 0 for the first weights
-    epoch: int  # the epoch whose trained weights are F′
-
-    @property
-    def pure_epoch(self) -> int | None:
-        """The epoch whose weights these are, 0 for F0; None for a true mix."""
-        return {0.0: 0, 1.0: self.epoch}.get(self.share)
+    share: float
+    epoch: int
 
 
 def load_kept(

@@ -88,7 +88,7 @@ def with_companions(
     Args:
         corpus: the documents.
         encoder: the one that was trained, or, if only a companion was, the transformer as given.
-        learned: what came of training.
+        learned: the result of training.
         tables: token tables that were trained, at most one.
         run_folder: where an unfinished run keeps its state, if it does.
         log: queries that people asked, or their mean by this encoder.
@@ -271,7 +271,7 @@ def _corpus_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.
 
 def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet:
     """Return a dev set that a transformer can encode in a fraction of the time that the corpus takes."""
-    # A recipe does not tell a number that was asked for from the default, so whoever asks for the default gets few too.
+    # A recipe does not know whether its number was asked for, so whoever asks for the default gets few too.
     few = TRANSFORMER["dev_queries"] if recipe.dev_queries == Recipe.dev_queries else recipe.dev_queries
     if devset.is_labeled or len(measured) <= few:
         return devset
@@ -280,7 +280,7 @@ def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet
 
 
 def _shares(share: float, companions: int) -> list[float]:
-    """Share out what companions count in all: of two, the token table counts twice what the words do."""
+    """Divide the share of the companions: of two, the token table counts twice as much as the words."""
     if not share:
         return [1.0] + [0.0] * companions
     weights = [2, 1] if companions == 2 else [1] * companions

@@ -4,7 +4,7 @@ The functions take vectors, node numbers and masks; nothing here tokenizes, samp
 `HCELoss` serves `hce.training.steps` and sentence-transformers' own trainer. "Eq." and "App." are those of the paper,
 *Hierarchical Corpus Encoder*; about false negatives the paper is silent.
 
-Conventions: B queries (with one document each) on this process, G documents in all processes together (G = B when
+Conventions: B queries (with one document each) on this process, G documents on all processes together (G = B when
 alone), S sampled negatives a query, K nodes of a level, n the width of a vector. A *forbidden* mask is True where a
 negative must not be used as one. Scores are computed in float32 whatever comes in, also under autocast (with τ = 0.01
 logits go up to 100, where bfloat16 has steps of 0.5); float64 stays float64.
@@ -443,7 +443,7 @@ class HCELoss(nn.Module):
     of further known positives of the query; −1 stands for "unknown" and for padding. Positions serve to mask false
     negatives: with the document's alone, only those within the batch are recognized.
 
-    With M < L − 1 there are L − M document losses; the columns of negatives are then dealt out to them evenly,
+    With M < L − 1 there are L − M document losses; the columns of negatives are then divided among them evenly,
     those of level M + 1 first. Vectors are normalized here, so the encoder need not do it.
 
     The centroids are parameters of this module, and the trainer trains them together with the encoder's. Their own

@@ -1,7 +1,7 @@
 """Negatives: documents, next to those of the batch, that a query is contrasted with; one class for each way to choose.
 
 Which of the chosen documents are false negatives is decided by the masks of `hce.training.losses`. The neighbors of a
-document, and what BM25 thinks of them, are here too: a table learns to rank them as their words do.
+document, and their BM25 scores, are here too: a table learns to rank them as their words do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hce.tree.hierarchy import Hierarchy
 MINED_FROM = 20  # mined negatives are drawn from this many nearest wrong documents
 BM25_K1, BM25_B = 1.2, 0.75  # Lucene's
 BEAM = 2  # leaves that are looked into for a document's neighbors
-TEMPERATURE = 0.1  # of BM25's scores, the best of which is 1
+TEMPERATURE = 0.1  # of BM25's scores, after scaling the best one to 1
 
 
 class Chosen(NamedTuple):

@@ -7,10 +7,10 @@ What `train` means for either:
 
              a static encoder                       a transformer
 encoder      it is trained                          it is trained
-companion    refused: it is a table itself          a token table of it is trained, and stands with the word table of
-                                                    the corpus beside the transformer as it is
-both         it is trained, and the word table      it and a token table of it are trained, and the token table and the
-             stands beside it                       word table stand beside it
+companion    refused: it is a table itself          a token table of it is trained; that and the word table of the
+                                                    corpus join the unchanged transformer
+both         it is trained, and the word table      it and a token table of it are trained; that and the word table
+             joins it                               join it
 auto         both                                   companion, and 400 labeled queries fine-tune it first
 """
 
@@ -65,17 +65,17 @@ class Recipe:
     language: str = _option("english", "whose word endings are cut off in the table of the corpus's words, or none")
     most_documents: int = _option(
         131_072,
-        "documents that are learnt from; of more, a random sample with all that labels name, so that a larger corpus "
+        "documents that are learned from; of more, a random sample with all that labels name, so that a larger corpus "
         "takes no longer; 0: all",
     )
-    epochs: int = _positive(10, "rounds of optimise, measure, re-cluster")
+    epochs: int = _positive(10, "rounds of optimize, measure, re-cluster")
     epoch_pairs: int = _option(
         0,
         "pairs in an epoch; 0: as many as documents, so that re-encoding those stays cheaper, or 8 turns through fewer",
     )
     batch_size: int = _positive(256, "pairs in a step, over all processes; at most a quarter of few documents")
     chunk_size: int = _option(
-        0, "pairs encoded at once, by gradient checkpointing; 0: the whole batch, which needs more memory"
+        0, "pairs encoded at once, by gradient checkpointing; 0: the entire batch, which needs more memory"
     )
     precision: Precision = _option(
         "auto",
@@ -112,7 +112,7 @@ class Recipe:
     level_weight: float = _option(1.0, "what the level losses count next to the document loss")
     negatives: Sampling = _option(
         "auto",
-        "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded anew "
+        "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded again "
         "with gradients, as in the paper; near: wrong documents near the query, found through the tree; mined: the "
         "nearest of all wrong documents (ANCE); none: in-batch only; auto: near where there are labeled "
         "queries, else siblings",
@@ -240,7 +240,7 @@ class Recipe:
 
     @classmethod
     def described(cls, name: str) -> tuple[str, str, str]:
-        """Return a setting's default as it is written, a transformer's default, and the setting's help."""
+        """Return a setting's default as text, a transformer's default, and the setting's help."""
         setting = next(each for each in fields(cls) if each.name == name)
         other = TRANSFORMER.get(name, setting.default)
         return shown_value(setting.default), shown_value(other), setting.metadata["help"]
@@ -337,7 +337,7 @@ TUNING: dict[str, Any] = {
     "keep": "last",
 }
 
-# Everything that the paper tells, and nothing that it does not. It trains centroids along with the encoder, by the
+# Everything that the paper says, and nothing that it does not. It trains centroids along with the encoder, by the
 # same optimizer and schedule; M = L − 1; it holds no documents out, masks nothing, measures on all documents, and
 # returns the last weights.
 PAPER: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """A training run, its history, and its checkpoints: a resumed run ends exactly as an uninterrupted one would have.
 
-Tensors go to safetensors, the rest to JSON, nothing is pickled. A checkpoint is written to a folder of its own and then
+Tensors go to safetensors, the rest to JSON, nothing is pickled. A checkpoint is written to a new folder and then
 named in `LAST`, which is replaced atomically: whenever the process dies, `LAST` names a complete checkpoint.
 """
 
@@ -123,7 +123,7 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, of which only the newest is kept, and the vectors that it names.
+    """The checkpoints of one run (only the newest is kept) and the vectors that it names.
 
     Attributes:
         identity: what the run is of (corpus, encoder, settings, …); a run with another one is not continued.

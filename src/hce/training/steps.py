@@ -38,9 +38,9 @@ class Counters:
     """How far a run has come."""
 
     epoch: int = 0  # how many epochs are finished
-    steps_in_epoch: int = 0  # how many steps of the epoch under way are done; `batch` in checkpoints
-    steps_in_all: int = 0  # how many steps of the run are done; `step` in checkpoints
-    sums: dict[str, float] = field(default_factory=dict)  # of the losses and accuracies of the epoch under way, by name
+    steps_in_epoch: int = 0  # steps done in the current epoch; `batch` in checkpoints
+    steps_in_all: int = 0  # steps done in the run; `step` in checkpoints
+    sums: dict[str, float] = field(default_factory=dict)  # of the current epoch's losses and accuracies, by name
 
     def record(self, summands: dict[str, float]) -> None:
         """Count a finished step."""

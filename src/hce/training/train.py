@@ -69,7 +69,7 @@ def train(
         corpus: the documents.
         encoder: what to start from; an `Encoder` given here may be changed in place.
         pairs: labeled queries to train on; without any, training is unsupervised.
-        generated: generated queries to train on besides; they are never measured by.
+        generated: generated queries to train on too; nothing is measured by them.
         dev: labeled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
         log: queries that people asked, without answers, or their mean by this encoder, which `hce serve
             --learn-queries` keeps. It is subtracted from a transformer's queries. No query is kept.
