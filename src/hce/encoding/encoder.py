@@ -219,12 +219,12 @@ class Encoder:
     def fingerprint(self) -> str:
         """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer."""
         if self._parts:
-            arrays = (self.centres, self.query_map)
-            digests = [
-                each is not None and hashlib.sha256(np.ascontiguousarray(each).data).hexdigest() for each in arrays
-            ]
+            arrays = (
+                b"" if each is None else np.ascontiguousarray(each).data for each in (self.centres, self.query_map)
+            )
+            center, moved = (hashlib.sha256(each).hexdigest() if len(each) else "" for each in arrays)
             parts = [part.fingerprint for part in self._parts]
-            facts = [list(self.shares), digests[0] or "", self.prompts.of_sides(), parts, *filter(None, digests[1:])]
+            facts = [list(self.shares), center, self.prompts.of_sides(), parts, *filter(None, [moved])]
             return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         table = self.table
         if table is not None:
@@ -234,7 +234,7 @@ class Encoder:
         return fingerprint_of_modules(
             self.prompts,
             None if limit is None or math.isinf(limit) else limit,
-            [(type(module).__name__, _config(module)) for module in self.model],
+            [(type(each).__name__, getattr(each, "get_config_dict", dict)()) for each in self.model],
             tokenizer_json(backend, own_limit=backend is tokenizer),
             ((name, tensor.detach().float().cpu().numpy()) for name, tensor in sorted(self.model.state_dict().items())),
         )
@@ -589,8 +589,3 @@ def _of_model(model: SentenceTransformer, name: str, **how: Any) -> Encoder:
     if not isinstance(model[-1], Normalize):
         model.append(Normalize())
     return Encoder(model, name, **how)
-
-
-def _config(module: Any) -> dict[str, Any]:
-    config = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
-    return dict(json.loads(json.dumps(config, default=str)))

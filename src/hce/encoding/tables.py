@@ -335,7 +335,7 @@ def fingerprint_of_modules(
 ) -> str:
     """Return a sha256 over an encoder without companions, and its weights."""
     settings = {"prompts": prompts.of_sides(), "max_length": max_length}
-    digest = hashlib.sha256(json.dumps([settings, modules, tokenizer], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([settings, modules, tokenizer], sort_keys=True, default=str).encode())
     for name, array in arrays:
         digest.update(f"{name}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
