@@ -132,8 +132,10 @@ class SideBySide(InputModule):
 
 def _load_part(folder: Path, **how: Any) -> SentenceTransformer:
     """Load a part, and run no code of its folder."""
-    table = Table.read(folder)
-    if table is not None:
+    first, path = first_module(folder)
+    if first == SIDE_BY_SIDE:
+        return model_of(SideBySide.load(str(folder), path, local_files_only=True, **how), Prompts.read(folder))
+    if table := Table.read(folder):
         return model_of_table(table)
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True, **how)
 
