@@ -65,12 +65,12 @@ def test_quality_is_that_of_documents_that_were_moved():
     """The share is what searches find that ask by documents with noise as large as their distance from the mean."""
     vectors = unit(1500, 0)
     engine = built(vectors)
-    assert engine.quality.rescored in RESCORED[2]
+    assert engine.rescored in RESCORED[2]
     asked = vectors + unit(1500, 1)
     asked /= np.linalg.norm(asked, axis=1, keepdims=True)
     found = engine.search(asked, 10).numbers
-    assert engine.quality.recall >= 0.995
-    assert recall(found, exact(vectors, asked, 10)) == pytest.approx(engine.quality.recall, abs=0.01)
+    assert engine.recall >= 0.995
+    assert recall(found, exact(vectors, asked, 10)) == pytest.approx(engine.recall, abs=0.01)
 
 
 def test_codes_of_two_dimensions_replace_those_that_find_too_little(monkeypatch):
@@ -99,8 +99,8 @@ def test_training_does_not_depend_on_threads():
             made.append(Codes.build(vectors, 4))
     finally:
         faiss.omp_set_num_threads(before)
-    assert np.array_equal(made[0].codebook, made[1].codebook)
-    assert np.array_equal(made[0].fit, made[1].fit)
+    assert np.array_equal(made[0].arrays["codebook"], made[1].arrays["codebook"])
+    assert np.array_equal(made[0].arrays["fit"], made[1].arrays["fit"])
 
 
 def test_hits_do_not_depend_on_the_batch_nor_on_what_was_removed(tmp_path):
@@ -141,7 +141,7 @@ def test_a_tree_leads_the_scan(monkeypatch, tmp_path, with_tree):
     vectors = centers[np.arange(2000) % 40] + 0.1 * unit(2000, 6)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     engine = built(vectors, Hierarchy.build(vectors, 40) if with_tree else None)
-    assert engine.codes.leaves is not None
+    assert engine.codes.is_routed
     engine.add(np.arange(2001, 2101), vectors[:100])
     engine.remove(np.arange(1, 50))
     assert recall(engine.search(vectors[200:300], 10).numbers, exact(vectors, vectors[200:300], 10)) > 0.8
@@ -164,7 +164,7 @@ def test_what_a_tree_finds_is_measured_by_documents_moved_twice_as_far(monkeypat
     moved /= np.linalg.norm(moved, axis=1, keepdims=True)
     by_moved = recall(engine.search(moved, 10).numbers, exact(vectors, moved, 10))
     by_documents = recall(engine.search(vectors, 10).numbers, exact(vectors, vectors, 10))
-    assert engine.quality.recall == pytest.approx(by_moved, abs=0.02)
+    assert engine.recall == pytest.approx(by_moved, abs=0.02)
     assert by_documents > by_moved + 0.03
 
 
@@ -174,11 +174,11 @@ def test_vectors_that_the_codebook_does_not_fit_have_the_engine_built_again(monk
     engine = built(0.1 * unit(600, 0) + unit(1, 1))
     engine.add(np.arange(601, 700), unit(99, 2))
     assert engine.facts()["renewed_from"] > len(engine)
-    error = engine.codes.fit[0]
+    error = engine.codes.arrays["fit"][0]
     decoded = engine.codes._quantizer.decode(engine.codes.rows[np.arange(600, 699)])
-    assert engine.codes.fit[2] == pytest.approx(((decoded - unit(99, 2)) ** 2).sum(axis=1).mean(), rel=1e-4)
+    assert engine.codes.arrays["fit"][2] == pytest.approx(((decoded - unit(99, 2)) ** 2).sum(axis=1).mean(), rel=1e-4)
     engine.add(np.arange(700, 701), unit(1, 3))
-    assert engine.codes.fit[:2].tolist() == [error, 100]
+    assert engine.codes.arrays["fit"][:2].tolist() == [error, 100]
     assert engine.facts()["renewed_from"] == 0
 
 

@@ -523,15 +523,14 @@ class SharedLock:
 
     def __init__(self) -> None:
         self._condition = Condition()
-        self._sharing = 0
-        self._alone = False
+        self._sharing = 0  # −1 where one holds it alone
         self._waiting = 0
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Hold the lock together with others."""
         with self._condition:
-            self._condition.wait_for(lambda: not self._alone and not self._waiting)
+            self._condition.wait_for(lambda: self._sharing >= 0 and not self._waiting)
             self._sharing += 1
         try:
             yield
@@ -546,13 +545,13 @@ class SharedLock:
         with self._condition:
             self._waiting += 1
             try:
-                self._condition.wait_for(lambda: not self._alone and not self._sharing)
-                self._alone = True
+                self._condition.wait_for(lambda: not self._sharing)
+                self._sharing = -1
             finally:
                 self._waiting -= 1
         try:
             yield
         finally:
             with self._condition:
-                self._alone = False
+                self._sharing = 0
                 self._condition.notify_all()

@@ -207,17 +207,8 @@ def find_hits(
 ) -> list[list[Hit]]:
     """Find the k best documents for each query, best first.
 
-    Args:
-        reader: the moment of the store.
-        derived: engine and words.
-        queries: the texts to look for.
-        vectors: of the queries, of shape (queries, n), float32; None in a search by words alone.
-        k: how many documents are wanted for each.
-        mode: by meaning, by words, or by both.
-        words_share: the weight of words in a hybrid search, from 0 to 1.
-        allowed: the numbers of the documents to search among, rising; None for all.
-        unique: whether near-equal documents count as one.
-        matched: whether to fill in `Hit.matched`.
+    The vectors of the queries are of shape (queries, n), float32, or None in a search by words alone. `allowed` are the
+    numbers to search among, rising. `unique` counts near-equal documents as one, `matched` fills in `Hit.matched`.
 
     Raises:
         MomentPassedError: a derived part has gone on to a later moment.
@@ -377,7 +368,8 @@ def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
     for row, hit in enumerate(hits):
         better = list(below)
         near = np.flatnonzero(vectors[better] @ vectors[row] >= SAME_MEANING).tolist() if better else []
-        same = next((better[each] for each in near if _share_words(words[better[each]], words[row])), None)
+        similar = (other for other in map(better.__getitem__, near) if _are_same(words[other], words[row]))
+        same = next(similar, None)
         if same is None:
             below[row] = []
         else:
@@ -385,7 +377,7 @@ def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
     return [hits[row]._replace(rank=rank, folded=tuple(ids)) for rank, (row, ids) in enumerate(below.items(), 1)]
 
 
-def _share_words(words: frozenset[str], others: frozenset[str]) -> bool:
+def _are_same(words: frozenset[str], others: frozenset[str]) -> bool:
     return len(words & others) >= SAME_WORDS * len(words | others)
 
 
@@ -434,17 +426,11 @@ FARTHEST = 0.2  # the share of those best hits that are too far off; measured in
 
 @dataclass(frozen=True)
 class MatchThresholds:
-    """Thresholds above which a hit is a good match, taken from the best hits of spans.
+    """Thresholds taken from the best hits of spans: a good match reaches one of them."""
 
-    Attributes:
-        fingerprint: of the encoder whose cosines these are.
-        cosine: a hit that has less, and also a lower coverage than below, is no good match.
-        coverage: see `HitCloseness`; that of a hit without any of the words is lower than every threshold.
-    """
-
-    fingerprint: str
+    fingerprint: str  # of the encoder whose cosines these are
     cosine: float
-    coverage: float
+    coverage: float  # a hit without any of the words is below every threshold
 
     @classmethod
     def of(cls, fingerprint: str, found: Sequence[HitCloseness]) -> MatchThresholds:
@@ -457,15 +443,10 @@ class MatchThresholds:
 
 
 class HitCloseness(NamedTuple):
-    """How close a hit is to a query.
-
-    Attributes:
-        cosine: of their vectors, of a long document that of its nearest passage.
-        coverage: the share of the query's words that the hit has, a rare word counting for more.
-    """
+    """How close a hit is to a query, of a long document by its nearest passage."""
 
     cosine: float
-    coverage: float
+    coverage: float  # the share of the query's words that the hit has; a rare word counts for more
 
 
 def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, hit: Hit) -> HitCloseness:
@@ -476,9 +457,9 @@ def closeness(reader: Reader, derived: Derived, query: str, vector: np.ndarray, 
     with derived.words_part.lend(reader) as words:
         rarity = words.rarity(query)
         (matched,) = [hit.matched] if hit.matched else words.matched(query, [hit.number])
-    whole = sum(rarity.values())
-    shared = sum(rarity[word] for word in matched)
-    return HitCloseness(float((vectors @ vector).max()), shared / whole if whole else 0.0)
+    total = sum(rarity.values())
+    coverage = sum(rarity[word] for word in matched) / total if total else 0.0
+    return HitCloseness(float((vectors @ vector).max()), coverage)
 
 
 def find_thresholds(
@@ -488,44 +469,30 @@ def find_thresholds(
     fingerprint: str,
     words_share: float,
 ) -> MatchThresholds | None:
-    """Search for spans of documents; None for too few, or if the moment has passed."""
-    try:
-        measured = list(_measured_spans(reader, derived, encode, words_share))
-    except MomentPassedError:
-        return None
-    return MatchThresholds.of(fingerprint, measured) if len(measured) >= LEAST else None
-
-
-def _measured_spans(
-    reader: Reader, derived: Derived, encode: Callable[[list[str]], np.ndarray], words_share: float
-) -> Iterator[HitCloseness]:
-    """Search for spans while there is time; yield how close each best other hit is."""
-    spans, until = _spans(reader), time.monotonic() + SECONDS
-    while spans and time.monotonic() <= until:
-        some, spans = spans[:AT_ONCE], spans[AT_ONCE:]
-        texts = [text for _, text in some]
-        vectors = encode(texts)
-        found = find_hits(reader, derived, texts, vectors, DEPTH, "hybrid", words_share)
-        for (number, text), vector, hits in zip(some, vectors, found, strict=True):
-            if others := _others(reader, number, hits):
-                yield closeness(reader, derived, text, vector, others[0])
-
-
-def _spans(reader: Reader) -> list[tuple[int, str]]:
-    """Cut spans out of random documents: number and span; none of too few."""
+    """Search for spans of random documents while there is time; None for too few, or if the moment has passed."""
     numbers = reader.numbers()
     if len(numbers) < LEAST:
-        return []
+        return None
     rng = np.random.default_rng(0)
     chosen = rng.permutation(numbers)[:SPANS].tolist()
-    documents = reader.documents(chosen)
-    texts = (documents[number].full_text for number in chosen)
-    return [(number, _span(text, length, rng.random())) for number, text, length in zip(chosen, texts, cycle(LENGTHS))]
-
-
-def _span(text: str, length: int, place: float) -> str:
-    """Cut a span as long as a query, counted between spaces: code has many marks."""
-    return cut_span(text, length, place, [match.span() for match in BETWEEN_SPACES.finditer(text)]).inside
+    documents, until, measured = reader.documents(chosen), time.monotonic() + SECONDS, []
+    texts = []
+    for number, length in zip(chosen, cycle(LENGTHS)):
+        text = documents[number].full_text  # counted between spaces: code has many marks
+        spans = [match.span() for match in BETWEEN_SPACES.finditer(text)]
+        texts.append(cut_span(text, length, rng.random(), spans).inside)
+    with suppress(MomentPassedError):
+        for start in range(0, len(texts), AT_ONCE):
+            if time.monotonic() > until:
+                break
+            some = texts[start : start + AT_ONCE]
+            vectors = encode(some)
+            found = find_hits(reader, derived, some, vectors, DEPTH, "hybrid", words_share)
+            for number, text, vector, hits in zip(chosen[start:], some, vectors, found, strict=False):
+                if others := _others(reader, number, hits):
+                    measured.append(closeness(reader, derived, text, vector, others[0]))
+        return MatchThresholds.of(fingerprint, measured) if len(measured) >= LEAST else None
+    return None
 
 
 def _others(reader: Reader, number: int, hits: list[Hit]) -> list[Hit]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import faiss
 import numpy as np
@@ -122,22 +122,10 @@ def load_engine(name: str, folder: str | Path, dim: int) -> VectorEngine:
         if "codebook" in arrays and name != "exact":
             engine.codes = Codes.loaded(arrays, mapped(folder / CODES, np.uint8), vectors.shape)
             most = RESCORED[engine.codes.width][-1]
-            rescored, recall = checked(arrays["quality"], np.float64, (2,), 0, most).tolist()
+            rescored, engine.recall = checked(arrays["quality"], np.float64, (2,), 0, most).tolist()
             require(rescored >= K, f"{rescored} candidates")
-            engine.quality = Quality(int(rescored), recall)
+            engine.rescored = int(rescored)
     return engine
-
-
-class Quality(NamedTuple):
-    """How a search by codes was set, and what it finds.
-
-    Attributes:
-        rescored: how many candidates a search for ten scores again; one for k, 2·(k − 10) more.
-        recall: the share of their ten nearest that questions made of documents found.
-    """
-
-    rescored: int
-    recall: float
 
 
 class VectorEngine:
@@ -146,7 +134,8 @@ class VectorEngine:
     Attributes:
         name: "exact" where there are to be no codes, however many vectors there are.
         codes: of all rows; None where every vector is scored.
-        quality: of a search by codes.
+        rescored: how many candidates a search for ten by codes scores again; one for k, 2·(k − 10) more.
+        recall: the share of their ten nearest that questions made of documents found by codes.
         built: how many vectors there were when the engine was built.
     """
 
@@ -155,7 +144,7 @@ class VectorEngine:
             raise InputError(f"engine {name!r}: choose one of {', '.join(ENGINES)}")
         self.name = name
         self.codes: Codes | None = None
-        self.quality = Quality(K, 1.0)
+        self.rescored, self.recall = K, 1.0
         self.built = len(numbers)
         self._numbers = numbers
         self._vectors = vectors
@@ -176,7 +165,10 @@ class VectorEngine:
             return {"rows": len(self)}
         facts: dict[str, float] = {"rows": len(self), "renewed_from": max(CODED_FROM, GROWN * self.built)}
         if self.codes is not None:
-            facts |= self.quality._asdict() | ({"renewed_from": 0} if self.codes.has_drifted else {})
+            facts |= {"rescored": self.rescored, "recall": self.recall}
+            error, added, added_error = self.codes.arrays["fit"]
+            if added >= ENOUGH and added_error > DRIFTED * error:
+                facts["renewed_from"] = 0
         return facts
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
@@ -208,7 +200,7 @@ class VectorEngine:
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         kept = self._live if allowed is None else self._among(allowed)
         available = self._count if allowed is None or kept is None else int(np.count_nonzero(kept))
-        wanted = max(k, self.quality.rescored + 2 * (k - K))
+        wanted = max(k, self.rescored + 2 * (k - K))
         is_few = wanted >= available or (allowed is not None and available <= FEW)
         if self.codes is None or is_few:
             return self._exactly(queries, k, kept, available)
@@ -249,7 +241,7 @@ class VectorEngine:
         """Find rows by their codes; more of them where some are hidden."""
         total = len(self._numbers)
         found = codes.scan(queries, min(math.ceil(MARGIN * count * total / available), total))
-        if kept is None and codes.leaves is None:
+        if kept is None and not codes.is_routed:
             return found
         there = found.numbers >= 0
         scores = np.where(there, found.scores, -np.inf)
@@ -264,7 +256,7 @@ class VectorEngine:
         Among few dimensions, many vectors share a code.
         """
         questions, shown = self._questions(1.0), None
-        if codes.leaves is not None:
+        if codes.is_routed:
             hard = self._questions(2.0)
             for share in PROBES:
                 codes.look_into(share)
@@ -275,8 +267,8 @@ class VectorEngine:
         place = int(np.argmax(recalls >= WANTED * recalls[-1]))
         if shown is None and recalls[place] < WANTED:
             return False
-        recall = (recalls if shown is None else shown)[place]
-        self.codes, self.quality = codes, Quality(RESCORED[codes.width][place], float(recall))
+        self.codes, self.rescored = codes, RESCORED[codes.width][place]
+        self.recall = float((recalls if shown is None else shown)[place])
         return True
 
     def _questions(self, far: float) -> tuple[np.ndarray, np.ndarray]:
@@ -309,7 +301,7 @@ class VectorEngine:
             files.append(CODES)
             self.codes.rows.write(folder / CODES, kept)
             self.codes = self.codes.without(kept, Rows(mapped(folder / CODES, np.uint8)))
-            arrays |= {**self.codes.arrays(), "quality": np.array(self.quality, np.float64)}
+            arrays |= {**self.codes.arrays, "quality": np.array([self.rescored, self.recall], np.float64)}
         write_arrays(folder, arrays, *files)
 
 
@@ -317,29 +309,21 @@ class Codes:
     """The codes of vectors by row, and faiss's index of them; a tree's leaves lead the scan if there are any.
 
     Attributes:
-        codebook: of shape (M, 16, width), float32; a code stands for `width` dimensions, the last one for what is left.
+        arrays: what is saved next to the codes. "codebook", of shape (M, 16, width), float32: a code stands for `width`
+            dimensions, the last one for what is left. "fit", float64: the mean squared error of the sample, how many
+            vectors were added since, and their mean error. Of routed codes also "leaves", centroids of shape (L, n),
+            float32; "home", the leaf of each vector, int64; and "probes", how many leaves a scan looks into. Equal
+            vectors may be in two leaves, where one was added later.
         rows: the codes, of shape (N, bytes of one), uint8.
-        fit: the mean squared error of the sample, how many vectors were added since, and their mean error; float64.
-        leaves: centroids of shape (L, n), float32; None where all codes are scanned.
-        home: the leaf of each vector, int64. Equal vectors may be in two leaves, where one was added later.
-        probes: how many leaves a scan looks into.
     """
 
-    def __init__(
-        self,
-        codebook: np.ndarray,
-        rows: Rows,
-        fit: np.ndarray,
-        leaves: np.ndarray | None = None,
-        home: np.ndarray | None = None,
-        probes: int = 1,
-    ) -> None:
-        self.codebook, self.rows, self.fit = codebook, rows, fit
-        self.leaves, self.home, self.probes = leaves, home, probes
+    def __init__(self, arrays: dict[str, np.ndarray], rows: Rows) -> None:
+        self.arrays, self.rows = arrays, rows
+        codebook, self.is_routed = arrays["codebook"], "leaves" in arrays
         self.width = codebook.shape[2]
         self._quantizer = faiss.ProductQuantizer(len(codebook) * self.width, len(codebook), BITS)
         faiss.copy_array_to_vector(np.ascontiguousarray(codebook).ravel(), self._quantizer.centroids)
-        self._index = self._scanned(rows) if leaves is None or home is None else self._routed(leaves, home)
+        self._index = self._routed() if self.is_routed else self._scanned(rows)
 
     @classmethod
     def build(cls, vectors: np.ndarray, width: int, tree: Hierarchy | None = None) -> Codes:
@@ -359,58 +343,44 @@ class Codes:
                 advance(len(some))
         codebook = faiss.vector_to_array(quantizer.centroids).reshape(parts, 1 << BITS, width)
         error = _error(quantizer, sample, quantizer.compute_codes(sample)) / len(sample)
-        fit, counts = np.array([error, 0, 0]), [tree.node_count(level) for level in range(tree.depth)] if tree else []
+        arrays = {"codebook": codebook, "fit": np.array([error, 0, 0])}
+        counts = [tree.node_count(level) for level in range(tree.depth)] if tree else []
         # The finest level of large enough nodes, unless all nodes are so large that they lead nowhere.
         fine = max((level for level, n in enumerate(counts) if not level or n * LEAF <= len(vectors)), default=0)
-        if tree is None or counts[fine] ** 2 < len(vectors):
-            return cls(codebook, Rows(rows), fit)
-        return cls(codebook, Rows(rows), fit, tree.levels[fine - 1].centroids, tree.nodes_at(fine))
-
-    @property
-    def has_drifted(self) -> bool:
-        """Whether vectors that were added fit much worse."""
-        error, added, added_error = self.fit
-        return bool(added >= ENOUGH and added_error > DRIFTED * error)
+        if tree is not None and counts[fine] ** 2 >= len(vectors):
+            arrays |= {"leaves": tree.levels[fine - 1].centroids, "home": tree.nodes_at(fine), "probes": np.array([1])}
+        return cls(arrays, Rows(rows))
 
     def append(self, vectors: np.ndarray) -> None:
         """Encode more vectors, and let scans find them."""
         padded = _padded(vectors, self.width)
         codes = self._quantizer.compute_codes(padded)
-        error, added, added_error = self.fit
+        error, added, added_error = self.arrays["fit"]
         total = added_error * added + _error(self._quantizer, padded, codes)
-        self.fit = np.array([error, added + len(codes), total / (added + len(codes))])
-        if self.home is None:
-            self._index.add(padded)
-        else:
+        self.arrays["fit"] = np.array([error, added + len(codes), total / (added + len(codes))])
+        if self.is_routed:
             self._index.add_with_ids(padded, np.arange(len(self.rows), len(self.rows) + len(codes)))
-            self.home = np.concatenate([self.home, self._finder.search(padded, 1)[1][:, 0]])
+            self.arrays["home"] = np.concatenate([self.arrays["home"], self._finder.search(padded, 1)[1][:, 0]])
+        else:
+            self._index.add(padded)
         self.rows.append(codes)
 
     def scan(self, queries: np.ndarray, count: int) -> Found:
         """Find the rows of about the largest inner products; −1 where the leaves looked into hold fewer."""
-        params = None if self.leaves is None else faiss.SearchParametersIVF(nprobe=self.probes)
+        params = faiss.SearchParametersIVF(nprobe=int(self.arrays["probes"][0])) if self.is_routed else None
         scores, rows = self._index.search(_padded(queries, self.width), count, params=params)
         return Found(rows, scores)
 
     def look_into(self, share: float) -> None:
         """Have scans look into a share of the leaves."""
-        self.probes = 1 if self.leaves is None else max(1, math.ceil(share * len(self.leaves)))
+        self.arrays["probes"] = np.array([max(1, math.ceil(share * len(self.arrays["leaves"])))])
 
     def without(self, kept: np.ndarray | None, rows: Rows) -> Codes:
         """Return these codes as a file has them: of the rows that are kept, or of all."""
-        if kept is None:
-            self.rows = rows
-            return self
-        return Codes(
-            self.codebook, rows, self.fit, self.leaves, None if self.home is None else self.home[kept], self.probes
-        )
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return all but the codes themselves, by name."""
-        arrays = {"codebook": self.codebook, "fit": self.fit}
-        if self.leaves is None or self.home is None:
-            return arrays
-        return {**arrays, "leaves": self.leaves, "home": self.home, "probes": np.array([self.probes], np.int64)}
+        if kept is not None:
+            return Codes(self.arrays | ({"home": self.arrays["home"][kept]} if self.is_routed else {}), rows)
+        self.rows = rows
+        return self
 
     @classmethod
     def loaded(cls, arrays: dict[str, np.ndarray], codes: np.ndarray, shape: tuple[int, int]) -> Codes:
@@ -420,13 +390,16 @@ class Codes:
         parts, _, width = codebook.shape
         require(width in (NARROW, WIDE) and parts == -(-dim // width), f"a codebook of {parts} × {width}")
         require(codes.shape == (count, (parts * BITS + 7) // 8), f"codes of shape {codes.shape}")
-        fit = checked(arrays["fit"], np.float64, (3,))
-        if "leaves" not in arrays:
-            return cls(codebook, Rows(codes), fit)
-        leaves = checked(arrays["leaves"], np.float32, (None, dim), -MOST, MOST)
-        home = checked(arrays["home"], np.int64, (count,), 0, len(leaves) - 1)
-        (probes,) = checked(arrays["probes"], np.int64, (1,), 1, len(leaves)).tolist()
-        return cls(codebook, Rows(codes), fit, leaves, home, probes)
+        known = {"codebook": codebook, "fit": checked(arrays["fit"], np.float64, (3,))}
+        if "leaves" in arrays:
+            leaves = checked(arrays["leaves"], np.float32, (None, dim), -MOST, MOST)
+            home = checked(arrays["home"], np.int64, (count,), 0, len(leaves) - 1)
+            known |= {
+                "leaves": leaves,
+                "home": home,
+                "probes": checked(arrays["probes"], np.int64, (1,), 1, len(leaves)),
+            }
+        return cls(known, Rows(codes))
 
     def _scanned(self, rows: Rows) -> faiss.IndexPQFastScan:
         """Make faiss's index of codes in rows, all of which are scanned."""
@@ -436,12 +409,12 @@ class Codes:
             plain.add_sa_codes(block)
         return faiss.IndexPQFastScan(plain)
 
-    def _routed(self, leaves: np.ndarray, home: np.ndarray) -> faiss.IndexIVFPQFastScan:
+    def _routed(self) -> faiss.IndexIVFPQFastScan:
         """Make faiss's index of codes by leaf. What faiss itself adds to such an index by leaf is garbage.
 
         The leaves' centroids are found by their codes, too.
         """
-        quantizer = self._quantizer
+        quantizer, leaves, home = self._quantizer, self.arrays["leaves"], self.arrays["home"]
         self._finder = self._scanned(Rows(quantizer.compute_codes(_padded(leaves, self.width))))
         plain = faiss.IndexIVFPQ(self._finder, quantizer.d, len(leaves), quantizer.M, BITS, faiss.METRIC_INNER_PRODUCT)
         plain.by_residual, plain.pq, plain.is_trained = False, quantizer, True

@@ -72,17 +72,9 @@ def search_both(
     A document that words found gets its cosine. A document that only meaning found gets its BM25 score if that could
     bring it among the k best, else 0.
 
-    Args:
-        words: of all documents.
-        query: a text.
-        numbers: of the documents that meaning found, best first, of shape (m,).
-        cosines: of these documents, of shape (m,).
-        cosines_at: from the numbers of other documents to their cosines.
-        candidate_count: how many documents to take from words.
-        words_share: the weight of words in the sum, from 0 to 1.
-        allowed: search among these numbers only, rising.
-        k: how many of the best are wanted; by default all candidates. With k, tantivy is asked again only for the
-            candidates that could be among the k best.
+    `numbers` and `cosines`, of shape (m,), are what meaning found, best first; `cosines_at` computes those of other
+    documents. `candidate_count` documents are taken from words. With k, tantivy is asked again only for candidates that
+    could be among the k best; by default all candidates are ranked.
     """
     by_words = words.search(query, candidate_count, allowed)
     place = _places(by_words.numbers, numbers)
@@ -134,13 +126,8 @@ def fuse(
     >>> fused.numbers, fused.from_meaning, fused.from_words
     (array([8, 7, 9]), array([0.25, 0.5 , 0.  ]), array([0.5 , 0.  , 0.25]))
 
-    Args:
-        numbers: of the documents, of shape (m,).
-        cosines: of the documents to the query, of shape (m,).
-        bm25: the documents' BM25 scores, 0 where no word is shared, of shape (m,).
-        words_share: the weight of words in the sum, from 0 to 1.
-        word_passages: the numbers of the passages that got the BM25 scores, of shape (m,); by default, none did.
-        low: the cosine that gives nothing, as does any below; by default that of the worst candidate.
+    All arrays are of shape (m,). BM25 is 0 where no word is shared; `word_passages` are the passages that got the BM25
+    scores, by default none. `low` is the cosine that gives nothing, as does any below; by default the worst one.
     """
     low = cosines.min(initial=1.0) if low is None else low
     passages = np.zeros(len(numbers), np.int64) if word_passages is None else word_passages
@@ -182,11 +169,8 @@ def order_by_tokens(
     >>> order, added.round(4)
     (array([0, 1, 2]), array([0. , 0.2, 0.4]))
 
-    Args:
-        numbers: of the documents, of shape (m,).
-        scores: by meaning and words, of shape (m,).
-        similarities: of the query's tokens to those of each text, of shape (m,); see `QueryTokens.max_similarities`.
-        tokens_share: the weight of tokens in the sum, from 0 to below 1.
+    `scores` are by meaning and words, `similarities` of the query's tokens to those of each text, see
+    `QueryTokens.max_similarities`; all arrays are of shape (m,). The share is from 0 to below 1.
     """
     if not len(scores):
         return np.zeros(0, np.int64), np.zeros(0)
