@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from hce._version import __version__
 from hce.data.documents import Document
 from hce.data.text import Mark, QueryWords, is_unicode, snippet_of
-from hce.errors import HceError, InputError, WriterBusyError
+from hce.errors import InputError, WriterBusyError
 from hce.index.background import DocumentMap, Ranking, Readiness, Untrained
 from hce.index.filters import FieldSummary, parse_clauses
 from hce.index.index import Index, ReindexedError
@@ -28,7 +28,7 @@ from hce.index.ranking import Hit, SearchMode
 from hce.index.tree import LiveTree, PathNode
 from hce.progress import check_deadline
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training
-from hce.web.background import AskedQueries, BusyError, DriftState, DriftWatch, Lane, QueryBatcher
+from hce.web.background import AskedQueries, DriftState, DriftWatch, Lane, QueryBatcher
 from hce.web.guard import Rules
 
 # How much one request may ask for; more is refused with an answer that names the limit.
@@ -41,6 +41,7 @@ ID_CHARACTERS = 512
 TITLE_CHARACTERS = 10_000
 TEXT_CHARACTERS = 1_000_000
 INPUTS = 2048  # texts to encode
+EMBEDDINGS = "/v1/embeddings"
 # How much of a document a list shows.
 TITLE_SHOWN = 1_000
 METADATA_SHOWN = 2_000_000  # characters of JSON in all hits together: each may have its share, or
@@ -49,7 +50,6 @@ METADATA_OF_EACH = 2_000
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
 ENCODED_AT_ONCE = 32
-BUSY = "too many requests are waiting; try again in a moment"
 NO_STORE = {"cache-control": "no-store"}
 FOLDERS = re.compile(
     r"(?<![\w.~/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\":;,()]+[/\\])*(?=[^/\\\s])"
@@ -507,36 +507,20 @@ class EmbeddingsRequest(BaseModel):
         return texts
 
 
-openai_router = APIRouter()  # whose errors have another form
-EMBEDDINGS_SCHEMA = {"content": {"application/json": {"schema": EmbeddingsRequest.model_json_schema()}}}
-
-
-@openai_router.post("/v1/embeddings", openapi_extra={"requestBody": EMBEDDINGS_SCHEMA})
-async def embeddings(site: Served, request: Request) -> Json:
+@router.post(EMBEDDINGS, responses={"4XX": {"description": "what is wrong, as OpenAI's API says it"}})
+async def embeddings(site: Served, asked: EmbeddingsRequest) -> Json:
     """Encode texts to unit vectors with the index's encoder, as OpenAI's API has it."""
-    try:
-        asked = EmbeddingsRequest.model_validate_json(await request.body())
-        texts, dim = asked.texts(), site.index.state.manifest.dim
-        if asked.dimensions not in (None, dim):
-            raise InputError(f"dimensions = {asked.dimensions}: this encoder has {dim}, and cannot be cut")
-        vectors = await site.embeddings.run(_encode, site, texts, asked.input_type)
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = str(fault["loc"][0]) if fault["loc"] else "the body"
-        what = "send a text or a list of texts, not tokens" if where == "input" else fault["msg"]
-        return _refused(400, f"{where}: {what}")
-    except BusyError:
-        return _refused(503, BUSY)
-    except HceError as error:
-        return _refused(400 if isinstance(error, InputError) else 500, site.shown(site.sentence(error)))
+    texts, dim = asked.texts(), site.index.state.manifest.dim
+    if asked.dimensions not in (None, dim):
+        raise InputError(f"dimensions = {asked.dimensions}: this encoder has {dim}, and cannot be cut")
+    vectors = await site.embeddings.run(_encode, site, texts, asked.input_type)
     is_base64 = asked.encoding_format == "base64"
     spelled = [base64.b64encode(each).decode() for each in vectors.astype("<f4")] if is_base64 else vectors.tolist()
     data = [{"object": "embedding", "index": row, "embedding": each} for row, each in enumerate(spelled)]
     words = sum(len(text.split()) for text in texts)  # tokens would need a second pass of the tokenizer
     usage = {"prompt_tokens": words, "total_tokens": words}
-    return answer(
-        {"object": "list", "model": site.shown(site.index.state.manifest.encoder), "data": data, "usage": usage}
-    )
+    model = site.shown(site.index.state.manifest.encoder)
+    return answer({"object": "list", "model": model, "data": data, "usage": usage})
 
 
 def _encode(site: ServedIndex, texts: Sequence[str], side: str) -> np.ndarray:
@@ -546,10 +530,3 @@ def _encode(site: ServedIndex, texts: Sequence[str], side: str) -> np.ndarray:
         check_deadline()
         vectors.append(encode(texts[start : start + ENCODED_AT_ONCE]))
     return np.concatenate(vectors)
-
-
-def _refused(status: int, sentence: str) -> Json:
-    """Refuse a request in the form that OpenAI's clients read."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    fault = {"message": sentence, "type": kind, "param": None, "code": None}
-    return Json({"error": fault}, status, {"retry-after": "1"} if status == 503 else None)

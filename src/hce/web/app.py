@@ -26,7 +26,7 @@ with needs_extra("web", "the web page"):
     from starlette.staticfiles import StaticFiles
 
 from hce.web import api, browse
-from hce.web.api import BUSY, Json, ServedIndex
+from hce.web.api import Json, ServedIndex
 from hce.web.background import BusyError
 from hce.web.connection import BACKLOG, HEAD_BYTES, HttpConnection
 from hce.web.guard import Guard, Rules
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 SECONDS_TO_END = 3  # for requests under way when the server is stopped
 PLOTLY = f"/static/plotly-{get_plotlyjs_version()}.min.js"
+NOT_TOKENS = "input: send a text or a list of texts, not tokens"
 DESCRIPTION = """Search an index by meaning, explore its tree, add and remove documents.
 
 Every error is `{"error": "one sentence"}`. Where a token is needed to write, it goes into the header
@@ -68,8 +69,8 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
         redoc_url=None,
     )
     app.state.site = site
-    for router in (api.router, browse.router, api.openai_router):
-        app.include_router(router)
+    app.include_router(api.router)
+    app.include_router(browse.router)
     app.add_middleware(Guard, rules=site.rules)
     agents = _add_mcp(app, site)
     if metrics:
@@ -79,7 +80,14 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
     _add_page(app)
 
     async def failed(request: Request, error: Exception) -> Json:
-        return _answer_of(site, error)
+        status, sentence, headers = _fault(site, error)
+        if request.url.path != api.EMBEDDINGS:
+            return Json({"error": sentence}, status, headers)
+        if status == 422:
+            status = 400  # as OpenAI's clients expect it
+            sentence = NOT_TOKENS if sentence.startswith("input.") else sentence
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return Json({"error": {"message": sentence, "type": kind, "param": None, "code": None}}, status, headers)
 
     for kind in (HceError, BusyError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, failed)
@@ -194,21 +202,21 @@ def _small_plotly() -> bytes:
     return gzip.compress(get_plotlyjs().encode(), compresslevel=6)
 
 
-def _answer_of(site: ServedIndex, error: Exception) -> Json:
-    """Return an error's status and one sentence, without the program's details."""
-    headers: dict[str, str] = {}
+def _fault(site: ServedIndex, error: Exception) -> tuple[int, str, dict[str, str]]:
+    """Return an error's status, one sentence without the program's details, and headers."""
+    again = {"retry-after": "1"}
     if isinstance(error, HTTPException):
-        status, sentence, headers = error.status_code, str(error.detail), dict(error.headers or {})
-    elif isinstance(error, RequestValidationError):
+        return error.status_code, str(error.detail), dict(error.headers or {})
+    if isinstance(error, RequestValidationError):
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"][1:])  # without "query" or "body"
-        status, sentence = 422, f"{where}: {fault['msg']}" if where else str(fault["msg"])
-    elif isinstance(error, (BusyError, WriterBusyError)):
-        status, sentence = 503, BUSY if isinstance(error, BusyError) else site.sentence(error)
-        headers = {"retry-after": "1"}
-    elif isinstance(error, InputError):
-        status, sentence = 404 if isinstance(error, NotThereError) else 400, site.sentence(error)
-    else:
-        logger.error("%s", error)
-        status, sentence = 503 if isinstance(error, AwayError) else 500, site.shown(site.sentence(error))
-    return Json({"error": sentence}, status, headers)
+        where = "the body" if fault["type"] == "json_invalid" else where
+        return 422, f"{where}: {fault['msg']}" if where else str(fault["msg"]), {}
+    if isinstance(error, BusyError):
+        return 503, "too many requests are waiting; try again in a moment", again
+    if isinstance(error, WriterBusyError):
+        return 503, site.sentence(error), again
+    if isinstance(error, InputError):
+        return 404 if isinstance(error, NotThereError) else 400, site.sentence(error), {}
+    logger.error("%s", error)
+    return 503 if isinstance(error, AwayError) else 500, site.shown(site.sentence(error)), {}
