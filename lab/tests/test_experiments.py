@@ -36,6 +36,7 @@ from hce_lab.experiments import (
     supervised_table,
     unsupervised_table,
 )
+from hce_lab.experiments import labels as labels_experiment
 from hce_lab.experiments import page as pages
 
 BUDGET = [f"--set={item}" for item in ("epochs=1", "epoch_pairs=32", "batch_size=16", "dev_queries=20")]
@@ -83,6 +84,16 @@ def rows(text):
     ]
     rules = [number for number, line in enumerate(lines) if set("".join(line)) <= {"-", ":"}]
     return [line for number, line in enumerate(lines) if number not in rules and number + 1 not in rules]
+
+
+def test_labels_on_a_transformer_are_measured_row_by_row(folder, bert_folder, capsys):
+    """A rival, and fine-tuning with and without the tree, on the same documents and queries."""
+    given = [str(folder), "--encoder", str(bert_folder), "--pairs", "50", "--splits", "test,test_seen", "--systems"]
+    labels_experiment.main([*given, "given,mnrl,tuned"])
+    labels_experiment.main([*given, "tuned", "--set=tree=true", "--set=negatives=near"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"')]
+    assert [row["system"] for row in found] == ["given", "mnrl", "tuned", "tuned"]
+    assert all(len(row["test by query"]) == 40 and len(row["test_seen"]) == 3 for row in found)
 
 
 CASES = {

@@ -1,0 +1,155 @@
+"""Labels on a transformer: sentence-transformers' trainer next to hce's fine-tuning, map of queries and companions.
+
+    python -m hce_lab labels data/squad --documents 5000 --pairs 1000 --splits test,test_seen --encoder minilm
+    python -m hce_lab labels data/scifact --encoder minilm --systems tuned --set tree=true --set negatives=near
+
+All read the first 128 tokens of a text and get the same pairs; hce holds a tenth of the queries out, to choose by. The
+documents are those that are right, those that pairs name, and the eight nearest to each query by the encoder as given.
+Each row is a line of JSON, with processor seconds of training.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hce.data.corpus import Corpus
+from hce.data.judgments import Dataset, Labels, Qrels
+from hce.encoding.encoder import Encoder, fast_dtype
+from hce.search.exact import nearest
+from hce.training.companion import with_query_map
+from hce.training.pairs import LabeledPairs, labeled_devset, ndcg_of_rankings, split_labels
+from hce.training.recipe import Recipe, parsed_settings, recipe_of_tuning
+from hce.training.train import train
+from hce_lab.comparison.mnrl import fit, pairs_to_train
+from hce_lab.comparison.task import Task
+from hce_lab.experiments.common import command_line, names, part_of
+
+TOKENS, NEAR = 128, 8
+RIVAL = {"epochs": 1, "batch_size": 32, "learning_rate": 5e-5, "warmup": 0.1, "window": 0}
+
+
+def load(name: str) -> Encoder:
+    """Load an encoder that reads the first tokens of a text, in the fastest type."""
+    encoder = Encoder.load(name)
+    encoder.model.max_seq_length = TOKENS
+    encoder.dtype = fast_dtype(encoder.device)
+    return encoder
+
+
+def drawn(labels: Labels, count: int, seed: int) -> Labels:
+    """Draw labeled pairs at random."""
+    right = [each for each in labels.qrels.judgments() if each.grade > 0]
+    chosen = np.sort(np.random.default_rng([seed, 31]).permutation(len(right))[:count])
+    qrels = Qrels([right[index] for index in chosen.tolist()])
+    return Labels({query: labels.queries[query] for query in qrels}, qrels)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One encoder, the documents of the pool, the pairs, and the queries that are measured."""
+
+    name: str
+    corpus: Corpus
+    pairs: Labels
+    tested: dict[str, Labels]
+    settings: dict[str, Any]
+    seed: int
+
+    def given(self) -> list[Encoder]:
+        """Return the encoder as given, and with the map of queries that `hce train` learns."""
+        return self.with_map(load(self.name))
+
+    def mnrl(self) -> list[Encoder]:
+        """Train by sentence-transformers' trainer, on all pairs."""
+        encoder, recipe = load(self.name), Recipe(**{"train": "encoder", "seed": self.seed, **RIVAL, **self.settings})
+        task = Task(self.corpus, self.name, recipe, pairs=self.pairs, dev=self.pairs)
+        fit(encoder, pairs_to_train(task), task)
+        encoder.model.eval()
+        return [encoder]
+
+    def tuned(self) -> list[Encoder]:
+        """Fine-tune as `hce train` does, kept in any case; then with the map of queries too."""
+        rest, held = split_labels(self.pairs, Recipe(seed=self.seed))
+        count = sum(1 for _ in rest.qrels.judgments())
+        recipe = replace(recipe_of_tuning(Recipe(seed=self.seed), count), **self.settings)
+        return self.with_map(train(self.corpus, load(self.name), pairs=rest, dev=held, recipe=recipe).encoder)
+
+    def hce(self) -> list[Encoder]:
+        """Do all that `hce train` does, companions included."""
+        recipe = Recipe.for_encoder(static=False, documents=len(self.corpus), seed=self.seed, **self.settings)
+        return [train(self.corpus, load(self.name), pairs=self.pairs, recipe=recipe).encoder]
+
+    def with_map(self, encoder: Encoder) -> list[Encoder]:
+        """Return the encoder, and the encoder with its map where held-out labels want one."""
+        rest, held = split_labels(self.pairs, Recipe(seed=self.seed))
+        vectors, pairs = encoder.encode(list(self.corpus.texts())), LabeledPairs(self.corpus, *rest)
+        mapped = with_query_map(encoder, vectors, pairs, labeled_devset(self.corpus, *held, 0, 0), self.seed)
+        return [encoder] if mapped is encoder else [encoder, mapped]
+
+    def measure(self, encoder: Encoder) -> dict[str, Any]:
+        """Return nDCG@10, R@1 and R@100 by split, and nDCG@10 of each query."""
+        vectors, place = encoder.encode(list(self.corpus.texts())), {id_: n for n, id_ in enumerate(self.corpus.ids)}
+        found: dict[str, Any] = {}
+        for split, labels in self.tested.items():
+            ranked, _ = nearest(encoder.encode(texts_of(labels), "query"), vectors, 100)
+            answers = [np.array([place[each] for each in labels.qrels.positives(query)]) for query in labels.qrels]
+            ndcg = ndcg_of_rankings(ranked, answers)
+            found[split] = [round(float(ndcg.mean()), 4), *(recall(ranked[:, :k], answers) for k in (1, 100))]
+            found[f"{split} by query"] = [round(value, 4) for value in ndcg.tolist()]
+        return found
+
+
+def recall(ranked: np.ndarray, answers: Sequence[np.ndarray]) -> float:
+    """Return the mean share of right documents among those that were found."""
+    shares = [np.isin(row, right).sum() / len(right) for row, right in zip(ranked, answers, strict=True)]
+    return round(float(np.mean(shares)), 4)
+
+
+def texts_of(labels: Labels) -> list[str]:
+    """List the judged queries' texts."""
+    return [labels.queries[query].text for query in labels.qrels]
+
+
+def pool_of(corpus: Corpus, encoder: Encoder, pairs: Labels, tested: dict[str, Labels]) -> Corpus:
+    """Return the documents that are right or near, and those that pairs name."""
+    vectors, place = encoder.encode(list(corpus.texts())), {id_: n for n, id_ in enumerate(corpus.ids)}
+    kept = {place[each.document_id] for labels in (pairs, *tested.values()) for each in labels.qrels.judgments()}
+    for labels in tested.values():
+        kept.update(nearest(encoder.encode(texts_of(labels), "query"), vectors, NEAR)[0].ravel().tolist())
+    return corpus.only(np.array(sorted(kept)))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train and measure the systems, one after the other."""
+    parser = command_line("labels", __doc__ or "", seeds=1, parts=True)
+    parser.add_argument("--splits", type=names, default=["test"])
+    parser.add_argument("--pairs", type=int, default=1000)
+    parser.add_argument("--queries", type=int, default=300, help="of each split, drawn at random")
+    parser.add_argument("--systems", type=names, default=["given", "mnrl", "tuned"], help="given, mnrl, tuned, hce")
+    arguments = parser.parse_args(argv)
+    folder, settings = part_of(arguments.folder, arguments), parsed_settings(arguments.set)
+    labels, corpus = Dataset.load(folder, "train").labels, Dataset.load(folder, arguments.splits[0]).corpus
+    tested = {split: Dataset.load(folder, split).labels for split in arguments.splits}
+    order = np.random.default_rng(1)
+    tested = {
+        split: each.only(order.permutation(list(each.qrels))[: arguments.queries].tolist())
+        for split, each in tested.items()
+    }
+    for seed in range(arguments.seeds):
+        pairs = drawn(labels, arguments.pairs, seed)
+        pool = pool_of(corpus, load(arguments.encoder), pairs, tested)
+        study = Study(arguments.encoder, pool, pairs, tested, settings, seed)
+        for system in arguments.systems:
+            way: Callable[[], list[Encoder]] = getattr(study, system)
+            start = time.process_time()
+            encoders = way()
+            row = {"system": system, "seed": seed, "seconds": round(time.process_time() - start, 1)}
+            for encoder in encoders:
+                row["map"] = encoder.query_map is not None
+                print(json.dumps(row | study.measure(encoder)), flush=True)
