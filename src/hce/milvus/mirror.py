@@ -24,7 +24,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count, islice
@@ -188,12 +188,8 @@ class Mirror:
         """Fail if a collection lacks documents and there is no later moment."""
         with self.store.reading() as reader:
             if reader.moment().change == moment.change:
-                raise FormatError(
-                    f"{self.index_folder}: its collection lacks documents; 'hce rebuild {self.index_folder}' fills "
-                    "another one"
-                )
-
-    # --------------------------------------------------------------------------------------------- sending
+                advice = f"'hce rebuild {self.index_folder}' fills another one"
+                raise FormatError(f"{self.index_folder}: its collection lacks documents; {advice}")
 
     def _look(self, reader: Reader) -> tuple[Collection, int] | None:
         """Return the pointer's collection, if it is complete and of this encoder."""
@@ -407,28 +403,21 @@ def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:
     """Fail if nobody answers at an address, or another index is there."""
     if named_by_user:
         trust(at)
-    server = Milvus(require_trusted(at, index_folder))
-    try:
+    with closing(Milvus(require_trusted(at, index_folder))) as server:
         _check_owner(server, Pointer.of(index_folder))
-    finally:
-        server.close()
 
 
 def withdraw(at: str, index_folder: Path) -> None:
     """Drop the collection that an index had at an address before it moved elsewhere."""
-    server, pointer = Milvus(Address.parse(at)), Pointer.of(index_folder)
-    if pointer is None:  # a copy leaves the original's alone
-        delete_file(index_folder / POINTER_FILE)
-        return
-    try:
-        require_trusted(at, index_folder)
-        _check_owner(server, pointer)
-        server.withdraw()
-    except (AwayError, InputError) as error:
-        logger.warning("%s; it is left there", error)
-    finally:
-        server.close()
-    if pointer.address == at:
+    pointer = Pointer.of(index_folder)
+    if pointer is not None:  # a copy leaves the original's alone
+        try:
+            with closing(Milvus(require_trusted(at, index_folder))) as server:
+                _check_owner(server, pointer)
+                server.withdraw()
+        except (AwayError, InputError) as error:
+            logger.warning("%s; it is left there", error)
+    if pointer is None or pointer.address == at:
         delete_file(index_folder / POINTER_FILE)
 
 
