@@ -270,15 +270,15 @@ def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
 
     It is measured by the same documents, and has a tree where the transformer has one, of the same kind.
     """
-    alike = ("mode", "seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
-    settings = {name: getattr(recipe, name) for name in alike}
+    shared = ("mode", "seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
+    settings = {name: getattr(recipe, name) for name in shared}
     return Recipe.for_encoder(static=True, documents=document_count, train="encoder", precision="float32", **settings)
 
 
 def recipe_of_tuning(recipe: Recipe, epoch_pairs: int) -> Recipe:
     """Return how labels fine-tune a transformer before it gets companions."""
-    alike = ("seed", "dev_queries", "dev_pool", "precision", "clustering", "branching")
-    settings = {name: getattr(recipe, name) for name in alike}
+    shared = ("seed", "dev_queries", "dev_pool", "precision", "clustering", "branching")
+    settings = {name: getattr(recipe, name) for name in shared}
     return Recipe.for_encoder(static=False, epoch_pairs=epoch_pairs, **TUNING, **settings)
 
 
