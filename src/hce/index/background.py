@@ -54,7 +54,7 @@ class Worker(Thread):
             self.join(SECONDS_TO_STOP)
 
     def is_stopping(self) -> bool:
-        """Return whether the work is to be cut short."""
+        """Return whether the work has to end early."""
         return self._stopping.is_set()
 
     def run(self) -> None:
@@ -315,7 +315,7 @@ class _Sheet(NamedTuple):
     sites: np.ndarray
 
     def near(self, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
-        """Place vectors next to their nearest among the drawn documents of the leaf a walk leads to, or at its site."""
+        """Place vectors next to their nearest drawn documents in the leaf of a walk."""
         hierarchy = self.tree.hierarchy
         leaves = hierarchy.walk(vectors)[-1][:, 0]
         result = self.sites[hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, self.level]].astype(np.float32)
@@ -329,7 +329,7 @@ class _Sheet(NamedTuple):
         return result
 
     def draw(self, places: Places, reader: Reader, known: Drawn) -> Drawn:
-        """Place the documents of a moment; later ones go next to those of the sheet, unless they are `known`."""
+        """Place the documents of a moment; those that came later and are `known` stay."""
         hierarchy = self.tree.hierarchy
         leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
         order = np.argsort(places.numbers)
@@ -414,7 +414,7 @@ class DocumentMap:
             return self._readiness
 
     def at(self, reader: Reader) -> MapNow:
-        """Return the map with the documents that `reader` sees; NotThereError if there is none yet of this tree."""
+        """Return the map of what `reader` sees; NotThereError if there is none yet."""
         sheet, places = self._sheet, self.live.places_at(reader)
         if sheet is None or sheet.tree is not places.tree:
             raise NotThereError("the map is not ready yet; /api/map says how far it is")

@@ -209,7 +209,7 @@ class _Numbers(NamedTuple):
     sound: set[int]
 
     def unsound(self, part: str, number: int, line: str) -> Finding:
-        """Return the finding about a vector, which can be encoded again if its text is sound."""
+        """Return the finding about a vector, which heals if its text is sound."""
         if number in self.sound:
             return Finding(part, line, can_heal=True, number=number)
         return Finding(part, f"{line}, and neither is its text", remedy="put the document in again", number=number)

@@ -120,7 +120,7 @@ class KnownEncoder:
         return chosen if is_same or chosen.kind == "labeled" else None
 
     def save(self, index_folder: Path, suffix: str = "") -> dict[str, Any]:
-        """Save the encoder and the facts of its training; return a manifest's fields about it."""
+        """Save the encoder and facts of its training; return fields of a manifest."""
         folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
         self.encoder.save(folder)
         if self.folder is not None:
@@ -272,7 +272,7 @@ def _calibrated(
 def _tree(
     choice: HierarchyChoice, start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
 ) -> Hierarchy | None:
-    """Return the tree that is given, was trained, or is grown now, and then kept in `place` for the next run."""
+    """Return the tree that is given, was trained, or is grown now in `place`."""
     if isinstance(choice, Hierarchy):
         if len(choice) != len(corpus):
             raise InputError(f"the hierarchy is of {len(choice):,} documents, the corpus has {len(corpus):,}")
@@ -297,7 +297,7 @@ def _tree(
 
 
 def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> Path:
-    """Write documents with vectors and passages into a folder, after what a killed run has written there."""
+    """Write the documents behind those that a killed run wrote to a folder."""
     store = _begun_store(place, vectors.shape[1])
     alone = held_alone(place, f"{place}: another process writes the same index; wait for it")
     with alone, progress_bar("writing", len(corpus), "documents", show=progress) as advance:
@@ -347,7 +347,7 @@ ROUNDS = 8  # of catching up with others who write; then they wait
 def reindex(
     store: Store, encoder: Encoder | str | Path, words_share: float | None = None, *, progress: bool = False
 ) -> Manifest | None:
-    """Give an index another encoder, see `Index.reindex`; return its manifest, or None if it has that encoder."""
+    """Give an index another encoder; return its manifest, or None if it has it."""
     checked_share(words_share)
     with _alone(store):
         other = _begin(store, encoder)
@@ -359,7 +359,7 @@ def reindex(
 
 
 def undo(store: Store, *, progress: bool = False) -> Manifest:
-    """Activate again the encoder before the last reindexing; InputError if none is kept."""
+    """Activate the encoder before the last reindexing; InputError if none is kept."""
     with _alone(store):
         other = Manifest.read(store.path.parent).standby()
         if other is None or not other.was_in_force:
@@ -409,7 +409,7 @@ def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None
 
 
 def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndarray, corpus: Corpus) -> StandbyEncoder:
-    """Make empty tables for standby vectors; write the encoder, its facts and its tree; name them in the manifest."""
+    """Make room for standby vectors; write the encoder, its facts and its tree."""
     index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
     with _writing(store) as writer:
         manifest = replace(Manifest.settled(index_folder, writer), beside=None)
@@ -483,7 +483,7 @@ class _Reindexing:
                 advance(len(some[0]))
 
     def _next(self, reader: Reader) -> tuple[list[int], np.ndarray, dict[int, CutPassages]] | None:
-        """Encode the next documents: numbers, vectors, and the passages of long ones by position."""
+        """Encode the next documents: numbers, vectors, and passages by position."""
         entries = list(islice(reader.entries(after=reader.last_standby() or 0), ENCODED_AT_ONCE))
         if not entries:
             return None
@@ -492,7 +492,7 @@ class _Reindexing:
         return [entry.number for entry in entries], vectors, read_passages(documents, self._encode, self._cutter)
 
     def _calibrate(self) -> None:
-        """Choose how much words and tokens count with the new vectors, as `hce index` does."""
+        """Choose how much words and tokens count with the new vectors."""
         with self.store.reading_standby(self.other.dim) as reader:
             entries = list(reader.entries())
         corpus = Corpus.from_documents(entry.document for entry in entries)
@@ -543,7 +543,7 @@ class _Reindexing:
 
 
 def build_parts(state: IndexState) -> None:
-    """Build engines and words of the documents, and write snapshots of them; WriterBusyError if someone is writing."""
+    """Build engines and words, and write snapshots of them."""
     with state.store.writing() as writer:  # nothing is written to it; it keeps others from writing
         state.keep_up(writer)
         state.derived.rebuild(writer, replace(state.manifest, engine=state.derived.engine_name))

@@ -223,7 +223,7 @@ class _Leaves:
         self.centroids = self.sums / np.maximum(lengths, 1e-12)  # a leaf whose documents are all gone attracts nothing
 
     def place(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nearest leaf's cosine, and whether a walk enters another node of level 1 than its; each (B,)."""
+        """Return the nearest leaf's cosine and whether a walk goes astray, each (B,)."""
         scores = vectors @ self.centroids.T  # (B, leaves)
         own = self.leaf_of[rows]
         members = np.flatnonzero(own >= 0)
@@ -264,7 +264,7 @@ def _differ(higher: float, count: int, lower: float, other_count: int, least: fl
 
 
 def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode, ...]:
-    """Return the nodes of level 1 that grew by more than their share and chance, largest surplus first."""
+    """Return the nodes of level 1 that grew by more than their share and chance."""
     if tree is None or not tree.hierarchy.levels:
         return ()
     later, vectors = reader.vectors(after=int(tree.numbers.max(initial=0)))

@@ -47,7 +47,7 @@ class Condition(NamedTuple):
 
 
 def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
-    """Read conditions of the command line: 'lang=en', 'year>=2000', 'tag in a,b', 'kind!=memo'.
+    """Read conditions such as 'lang=en', 'year>=2000', 'tag in a,b', 'kind!=memo'.
 
     >>> parse_clauses(["year>=2000", "year<2010", "lang in en,fr", "kind not in memo,draft", "meta.open=true"])
     {'year': {'gte': 2000, 'lt': 2010}, 'lang': ['en', 'fr'], 'kind': {'ne': ['memo', 'draft']}, \
@@ -92,7 +92,7 @@ def _parts(clause: str) -> tuple[str, str, str]:
 
 
 def compile_filter(conditions: Filter) -> Condition:
-    """Turn a filter into SQL over the column `metadata`; InputError if it asks for what cannot be."""
+    """Turn a filter into SQL over the column `metadata`; InputError if not valid."""
     if not isinstance(conditions, Mapping):
         raise InputError(f"a filter is a mapping of fields to values, not a {type(conditions).__name__}")
     if len(conditions) > MOST_FIELDS:
@@ -131,9 +131,9 @@ def field_exists(field: str) -> Condition:
 
 
 def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
-    """Return the statement that counts documents by a field's values, most first; of a list, each element counts once.
+    """Return the statement that counts documents by a field's values, most first.
 
-    Its rows are a value, the JSON type of it, and how many documents have it.
+    Its rows are a value, the JSON type of it, and how many documents have it. Of a list, each element counts once.
     """
     condition = compile_filter(conditions or {})
     parameters = _Parameters(condition.parameters)

@@ -104,7 +104,7 @@ class IndexEncoder:
         self._lock = Lock()
 
     def encoder(self) -> Encoder:
-        """Return the encoder, loaded if it was not; FormatError if it did not make the vectors."""
+        """Return the encoder; FormatError if it did not make the vectors."""
         with self._lock:
             return self._loaded()
 
@@ -165,7 +165,7 @@ class IndexState:
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Open one moment with vectors of the manifest's encoder; FormatError if the store is older than that."""
+        """Open one moment with vectors of the manifest's encoder."""
         behind = None  # `since` of the manifest that the last reader was too early for
         while True:
             with self.store.reading() as reader:
@@ -417,7 +417,7 @@ class Index:
         calibration: Calibration | None = None,
         language: str = "english",
     ) -> Index:
-        """Make an index that is deleted with this object, to measure what an index of a corpus would find.
+        """Make an index for measurements, which is deleted with this object.
 
         >>> from hce import Encoder
         >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")])
@@ -482,7 +482,9 @@ class Index:
     # ------------------------------------------------------------------------------------------------- documents
 
     def add(self, *batches: Iterable[Document], progress: bool = False) -> int:
-        """Add documents, all or none; when the call returns, they survive a crash. Only new texts are encoded.
+        """Add documents, all or none; when the call returns, they survive a crash.
+
+        Only new texts are encoded.
 
         Args:
             batches: a corpus or any documents; several are added together.
@@ -504,7 +506,9 @@ class Index:
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
-        """Add documents, all or none, in place of those that have their ids; a text that is the same keeps its vector.
+        """Add documents, all or none, instead of those with the same ids.
+
+        A text that is the same keeps its vector.
 
         Returns:
             How many were written.
@@ -523,7 +527,7 @@ class Index:
         return sum(map(len, sound))
 
     def remove(self, ids: Iterable[str]) -> int:
-        """Remove documents, all or none; when the call returns, they stay removed after a crash.
+        """Remove documents, all or none; they stay removed after a crash.
 
         Returns:
             How many were removed.
@@ -544,7 +548,7 @@ class Index:
 
     @contextmanager
     def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
-        """Open a write with the current encoder, and then bring the engine up to date with it."""
+        """Open a write, and afterwards bring the engine up to date with it."""
         with (
             self.state.store.writing() as writer,
             progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
@@ -566,12 +570,12 @@ class Index:
             return reader.moment().documents
 
     def __iter__(self) -> Iterator[Document]:
-        """Iterate over all documents, in the order in which they came, as they were when the iteration began."""
+        """Iterate over all documents of one moment, in the order in which they came."""
         for entry in self.state.entries():
             yield entry.document
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of documents above `after`, rising, of shape (N,), and their vectors (N, n), float32.
+        """Return numbers above `after`, rising, (N,), and vectors (N, n), float32.
 
         Raises:
             InputError: `after` is not an integer.
@@ -675,7 +679,7 @@ class Index:
         return self._last_reranker
 
     def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
-        """Encode texts as documents to unit vectors of shape (texts, n); the index stays unchanged."""
+        """Encode texts as documents to unit vectors of shape (texts, n)."""
         return self.state.for_documents.encode(texts, "document")
 
     def search_vectors(
@@ -684,7 +688,7 @@ class Index:
         k: int = 10,
         filter: Filter | None = None,  # noqa: A002
     ) -> list[list[Hit]]:
-        """Search by meaning alone, for queries that are encoded already: unit rows of shape (Q, n), float32.
+        """Search by meaning alone for encoded queries: unit rows of shape (Q, n).
 
         Raises:
             InputError: the vectors are not of that shape or hold NaN, or k or the filter is not a valid one.
@@ -701,7 +705,7 @@ class Index:
         *,
         vector: np.ndarray | None = None,
     ) -> bool | None:
-        """Return whether the first of the hits that a search gave is a good match; False: nothing in the index is one.
+        """Return whether a search's first hit is a good match; if not, nothing here is.
 
         The hit is judged by its cosine and by the words of the query that it has, see `hce.index.ranking`. Where
         tokens or a cross-encoder have put another hit first, the one of `hits` is judged that would be first without.
@@ -714,9 +718,9 @@ class Index:
             vector: the query's vector, of shape (n,), if at hand; the vector of the last search is remembered.
 
         Returns:
-            None if that is not known: nothing was found; words alone, or a part of the documents, were searched; the
-            index has few documents or an engine that lives elsewhere; or it has got another encoder since, which
-            `rebuild` makes up for.
+            None if that is not known: nothing was found, or words alone or a part of the documents were searched.
+            Nor is it known where the index has few documents, or an engine that lives elsewhere. After a reindexing,
+            `rebuild` finds it out.
         """
         noted = self.state.manifest.calibration
         if noted is None or not hits or filter is not None or mode == "words":
@@ -739,7 +743,7 @@ class Index:
         filter: Filter | None = None,  # noqa: A002
         most: int = 10,
     ) -> dict[str, list[FacetCount]]:
-        """Count documents by their values of some metadata fields, the most frequent values of each first.
+        """Count documents by their values of metadata fields, most frequent first.
 
         All documents that fulfil the filter are counted, whatever is searched for: by meaning every document is found,
         sooner or later. Each element of a list counts; documents without the field do not.
@@ -763,7 +767,7 @@ class Index:
             return {field: reader.facet(field, filter, most) for field in fields}
 
     def fields(self) -> list[FieldSummary]:
-        """Summarize the metadata fields of the first and the last documents, 1,000 in all.
+        """Summarize the metadata fields of the first and last documents, 1,000 in all.
 
         >>> documents = [Document(str(n), "shoes", metadata={"year": n}) for n in (2009, 2012, 2015)]
         >>> [found] = Index.create("fields", documents, "static").fields()
@@ -819,7 +823,7 @@ class Index:
         )
 
     def drift(self, seed: int = 0) -> Drift:
-        """Return whether it is time to retrain: compare later documents with the first ones; see `hce.index.drift`.
+        """Return whether it is time to retrain; see `hce.index.drift`.
 
         Takes seconds, and loads the encoder.
         """
@@ -840,11 +844,11 @@ class Index:
         tokens: bool | None = None,
         progress: bool = False,
     ) -> None:
-        """Build again what is derived from the documents: the tree, if there is one, engines and words.
+        """Build again what is derived from the documents: tree, engines and words.
 
         Also gives the space of removed documents back, and forgets what only earlier snapshots need. Documents do not
-        change. Nor does the encoder, unless it is a table that was fitted to less than a quarter of the documents there
-        are now: it is fitted to all of them, and all are encoded again, as by `reindex`. The encoder before the last
+        change. Nor does the encoder, unless it is a table that was fitted to less than a quarter of the documents.
+        Then it is fitted to all of them, and all are encoded again, as by `reindex`. The encoder before the last
         `reindex` is given up, with its vectors.
 
         Args:
@@ -866,7 +870,7 @@ class Index:
     def reindex(
         self, encoder: Encoder | str | Path, *, words_share: float | None = None, progress: bool = False
     ) -> bool:
-        """Give the index another encoder, while it is searched and written to, by other processes too.
+        """Give the index another encoder, while it is searched and written to.
 
         All documents are encoded while the old vectors serve. Then one commit activates the new ones, and every process
         that has the index open uses them from its next search on. Documents that are written meanwhile are there before
@@ -897,7 +901,7 @@ class Index:
         return manifest is not None
 
     def undo_reindex(self, *, progress: bool = False) -> None:
-        """Return to the encoder before the last `reindex`; only later documents are encoded.
+        """Return to the encoder before the last `reindex`; encode later documents.
 
         Raises:
             InputError: there was none, or `rebuild` has given it up since.

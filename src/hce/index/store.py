@@ -561,7 +561,7 @@ class Reader:
         return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
 
     def numbers_where(self, conditions: Filter) -> np.ndarray:
-        """Return the numbers of documents whose metadata fit, rising; InputError for an unknown field."""
+        """Return the numbers of documents whose metadata fit, rising."""
         condition = compile_filter(conditions)
         query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608  see hce.index.filters
         numbers = self._numbers(query, condition.parameters)
@@ -569,7 +569,7 @@ class Reader:
         return numbers
 
     def facet(self, field: str, conditions: Filter | None, most: int) -> list[FacetCount]:
-        """Count the documents that fulfil conditions by a field's values, most first; InputError for unknown fields."""
+        """Count the documents that fulfil conditions by a field's values, most first."""
         query = facet_query(field, conditions, most)
         # Half a surrogate pair, which JSON may hold and no filter can ask for, is shown as what cannot be read.
         self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
@@ -633,7 +633,7 @@ class Reader:
         return np.fromiter((number for (number,) in self._connection.execute(query, parameters)), dtype=np.int64)
 
     def _two_columns(self, query: str) -> tuple[np.ndarray, np.ndarray]:
-        """Read two columns of numbers, in order of the first, each of shape (rows,), int64."""
+        """Read two columns of numbers in order of the first, each (rows,), int64."""
         rows = sorted(self._connection.execute(query))
         first, second = np.array(rows, dtype=np.int64).reshape(len(rows), 2).T
         return first, second
@@ -670,7 +670,7 @@ class Writer(Reader):
     def insert(
         self, documents: Sequence[Document], vectors: np.ndarray, passages: Mapping[int, CutPassages] | None = None
     ) -> None:
-        """Add documents with vectors, of shape (B, n), and passages by position; InputError for an id that is there."""
+        """Add documents with vectors (B, n), and passages by position."""
         numbers = range(self._last + 1, self._last + 1 + len(documents))
         rows = [(number, *_row(document)) for number, document in zip(numbers, documents, strict=True)]
         try:
@@ -743,7 +743,7 @@ class Writer(Reader):
         self._index_by_document("passages_beside")
 
     def fill_standby(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, CutPassages]) -> None:
-        """Insert standby vectors, of shape (numbers, n), and passages; not of documents removed meanwhile."""
+        """Insert standby vectors and passages; not of documents removed meanwhile."""
         there = {number for (number,) in self._each_in("SELECT number FROM vectors WHERE number IN ({})", numbers)}
         rows = ((number, blob) for number, blob in zip(numbers, _blobs(vectors), strict=True) if number in there)
         self._insert("vectors_beside", rows, vector_checksum)
@@ -781,7 +781,7 @@ class Writer(Reader):
         self._touched = True
 
     def forget(self, documents: int) -> None:
-        """Delete what is known of earlier moments, but not which of the first `documents` were removed."""
+        """Forget earlier moments, but not which of the first `documents` are gone."""
         change = self._before.change
         self._connection.execute("DELETE FROM changes WHERE change < ?", (change,))
         self._connection.execute("DELETE FROM removed WHERE change < ? AND number > ?", (change, documents))

@@ -335,7 +335,7 @@ class Places(NamedTuple):
         return children[np.argsort(-sizes, kind="stable")][: int((sizes > 0).sum())]
 
     def central(self, reader: Reader, level: int, node: int, count: int) -> list[int]:
-        """Return the numbers of documents typical of a node: the most central ones of its largest children's leaves."""
+        """Return documents typical of a node: central ones of its largest children."""
         hierarchy = self.tree.hierarchy
         if level == hierarchy.depth - 1:
             numbers = self.documents_of(node)[:READ_OF_A_LEAF]
@@ -361,7 +361,7 @@ class Places(NamedTuple):
         return Way(self._steps(vector, path.tolist()))
 
     def way_of_document(self, reader: Reader, doc_id: str) -> Way:
-        """Return the path of a document from the root to its leaf; NotThereError if it is not there."""
+        """Return the path of a document from the root to its leaf."""
         present = reader.present([doc_id])
         if doc_id not in present:
             raise NotThereError(f"no document {doc_id!r} is there")
@@ -406,14 +406,14 @@ class LiveTree:
 
     @contextmanager
     def now(self, level: int = 0, node: int = 0) -> Iterator[tuple[Reader, Places]]:
-        """Open a reader, and find the places that it sees; NotThereError if there is no such node."""
+        """Open a reader and its places; NotThereError if there is no such node."""
         with self.index.state.reading() as reader:
             places = self.places_at(reader)
             places.check(level, node)
             yield reader, places
 
     def places_at(self, reader: Reader) -> Places:
-        """Return the places of the documents that a reader sees; NotThereError without a tree."""
+        """Return the places of what a reader sees; NotThereError without a tree."""
         tree = self.index.tree
         if tree is None:
             raise NotThereError("this index carries no tree; index again with one to explore it")

@@ -213,7 +213,7 @@ class LongDocuments:
         self._first_row = dict(zip(self._passages, rows.tolist(), strict=False))
 
     def passages_of(self, positions: range, vectors: np.ndarray) -> dict[int, CutPassages]:
-        """Return the passages of the long documents, by place in `positions`; `vectors` are of all rows of `corpus`."""
+        """Return the passages of long documents, by place in `positions`."""
         found = {}
         for position in filter(self._passages.__contains__, positions):
             passages, row = self._passages[position], self._first_row[position]
