@@ -352,6 +352,13 @@ def test_texts_are_read_as_if_each_were_alone_and_no_further_than_said(
     assert torch.equal(together.states[0], together.states[-2])  # they differ where neither is read
 
 
+def test_a_pretrained_decoder_begins_with_its_own_start_token(t5_folder):
+    network = new_network(Encoder.load(t5_folder), Alphabet(500, 3), RECIPE)
+    rows = network.decoder.network.get_input_embeddings().weight.detach()
+    torch.testing.assert_close(network.start.detach(), rows[0])
+    assert network.symbols.weight.std().item() == pytest.approx(rows.std().item(), rel=0.05)
+
+
 def renamed(encoder, name) -> Encoder:
     encoder.name = str(name)
     return encoder

@@ -270,6 +270,13 @@ class SequenceDecoder(nn.Module):
         )
         return found.last_hidden_state.view_as(inputs)
 
+    @torch.no_grad()
+    def prime(self, start: Tensor, symbols: Tensor) -> None:
+        """Let identifiers begin with the model's own first token, and symbols have the scale of its tokens."""
+        rows, first = self.network.get_input_embeddings().weight, self.network.config.decoder_start_token_id
+        start.copy_(rows.mean(0) if first is None else rows[first])
+        nn.init.normal_(symbols, std=float(rows.std()))
+
 
 # ------------------------------------------------------------------------------------------------------------ network
 
@@ -325,6 +332,8 @@ class IdNetwork(nn.Module):
         self.symbols = nn.Embedding(read_back, self.width)
         self.head = nn.Parameter(torch.randn(alphabet.rows, self.width) / math.sqrt(self.width))
         nn.init.normal_(self.symbols.weight, std=0.02)
+        if isinstance(decoder, SequenceDecoder):
+            decoder.prime(self.start, self.symbols.weight)
         self.dtype = dtype
         self.to(device)
 
