@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel
 
 from hce.encoding.bundled import BUNDLED
 from hce.encoding.encoder import Encoder, fast_dtype
@@ -255,7 +255,7 @@ class FreshDecoder(nn.Module):
 class SequenceDecoder(nn.Module):
     """The decoder of an encoder-decoder, which has its own way of telling positions."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: PreTrainedModel) -> None:
         super().__init__()
         self.network = network
 
