@@ -112,7 +112,7 @@ class Cut(NamedTuple):
 
 
 def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) -> Questions | None:
-    """Cut questions out of some documents; return None if the documents are too few or too short.
+    """Cut questions out of some documents; None if these are too few or too short.
 
     `among` are positions of documents that may be asked about, such as those held out of training; by default all.
     """
@@ -140,7 +140,7 @@ def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) ->
 
 
 def remark_of(document: Document) -> Cut | None:
-    r"""Cut the first sentence of the first remark out of a program; None if there is no such remark.
+    r"""Cut the first sentence of the first remark out of a program, if there is one.
 
     >>> remark_of(Document("a", "/* Add one to a number. Slow. */ int f(int x) { return x + 1; }"))
     Cut(questions=['Add one to a number.'], rest='int f(int x) { return x + 1; }')
@@ -155,7 +155,7 @@ def remark_of(document: Document) -> Cut | None:
 
 
 def _sentence_and_title(document: Document, titles: Counter[str]) -> Cut | None:
-    """Cut the title, if no other document has it, and the first sentence, or the first words of a long text."""
+    """Cut a unique title, and the first sentence or the first words of a long text."""
     text, title = document.text.strip(), document.title.strip()
     span, count = first_sentence_of(document), len(text.split())
     if span is None and count >= LEAST_WORDS:
@@ -199,7 +199,7 @@ class PoolTokens:
 
     @classmethod
     def of(cls, encoder: Encoder, corpus: Corpus, questions: Questions | None) -> PoolTokens | None:
-        """Return a place for tokens; None if the encoder has no token states, or nothing is asked."""
+        """Return a place for tokens; None without token states or questions."""
         space = TokenSpace.fit(encoder, corpus) if questions is not None and encoder.has_states else None
         return None if space is None or questions is None else cls(encoder, space, questions, corpus)
 
@@ -213,7 +213,7 @@ class PoolTokens:
         self._queries[text] = self._space.query(ids, states)
 
     def similarities(self, place: int, rows: np.ndarray) -> np.ndarray:
-        """Return how well a question's tokens are met by each of these rows of the pool, of shape (rows,)."""
+        """Return how well rows of the pool match a question's tokens, of shape (rows,)."""
         texts = [self._texts[row] for row in rows.tolist()]
         if missing := [text for text in texts if text not in self._codes]:
             self._codes.update(self._known(missing))
@@ -231,7 +231,7 @@ def encoded_parts(
     pool_vectors: np.ndarray,
     tokens: PoolTokens | None = None,
 ) -> list[EncodedQuestions]:
-    """Encode questions and the texts that they are cut out of by an encoder; companions encode the pool too.
+    """Encode questions and cut texts by an encoder; companions encode the pool too.
 
     `pool_vectors` are those of the pool's documents by the encoder, of shape (P, n); `tokens` keeps its tokens.
     """
@@ -254,7 +254,7 @@ def encoded_parts(
 def joined_parts(
     parts: Sequence[EncodedQuestions], shares: Sequence[float], centers: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Join the vectors of an encoder and its companions, as `Encoder.beside` does; at 1 for the first, it is alone."""
+    """Join the vectors of an encoder and its companions, as `Encoder.beside` does."""
     if shares[0] == 1:
         return parts[0]
     query_center, document_center = (None, None) if centers is None else centers
@@ -289,7 +289,7 @@ def calibrate(
     language: str,
     similarities: Similarities | None = None,
 ) -> Calibration:
-    """Choose the shares by questions; without any, keep the usual ones, without companions.
+    """Choose the shares by questions; without any, keep the usual, no companions.
 
     `vectors_at` is asked only at 0 where `usual` has no companions; `similarities` is None where there are no tokens.
     """
@@ -332,7 +332,7 @@ def calibrate_unlabeled(
     space: TokenSpace | None = None,
     known: KnownCodes | None = None,
 ) -> Calibration:
-    """Choose how much words and tokens count in a search of this corpus, by questions cut out of some documents.
+    """Choose the shares of words and tokens by questions cut out of the documents.
 
     `vectors` are the documents', of shape (N, n). Without a `space`, tokens count nothing; `known` has codes of tokens
     that are kept.
@@ -412,7 +412,7 @@ class _Evidence:
 
 
 def _best(evidence: _Evidence, questions: Questions, usual: Shares, free: Sequence[str]) -> Shares:
-    """Choose each free share in turn, the others fixed; of equal ones, the nearest to the usual."""
+    """Choose each free share in turn; of equal ones, the nearest to the usual."""
     asked = len(questions.texts)
     pull = LABELED_PULL / asked if questions.kind == "labeled" else PULL[questions.kind] * max(1.0, FEW / asked)
 

@@ -121,7 +121,7 @@ def co_train(
         ndcg_before: NDCG@10 of each held-out query, by kind, by the encoder as it was given, for the result.
         checkpoints: where to keep the state; what an earlier, unfinished run left there is continued.
         progress: show a bar.
-        on_epoch: called with each `Epoch` as it is finished.
+        on_epoch: called with each finished `Epoch`.
     """
     start_weights = weights_of(encoder)
     trainer = Trainer(corpus, encoder, sources, recipe)
@@ -160,7 +160,7 @@ def co_train(
 
 
 def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, clustering_number: int) -> Hierarchy:
-    """Grow the tree of these vectors; where the recipe wants none, return one of the documents alone.
+    """Grow the tree of these vectors; one of the documents alone if none is wanted.
 
     `clustering_number` is added to the seed: 0 at the start, e after epoch e, epochs + 1 for the weights to return.
     """
@@ -179,7 +179,7 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, cluste
 
 
 def _optimize(run: TrainingRun, progress: bool) -> bool:
-    """Take the rest of an epoch's steps; return False when the loss is no number any more, which ends training."""
+    """Take the rest of an epoch's steps; return False when the loss becomes NaN."""
     saved = time.monotonic()
     trainer, counters = run.trainer, run.counters
     title, pair_count = f"epoch {counters.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
@@ -209,7 +209,7 @@ def _finish(
     *,
     is_broken: bool,
 ) -> Fit:
-    """Choose the weights to return, never broken ones (NaN), grow their tree and measure them."""
+    """Choose the weights to return, never NaN; grow their tree and measure them."""
     encoder, recipe, history = run.trainer.encoder, run.trainer.recipe, run.history
     if is_broken:  # the best epoch then counts as the last one
         encoder.model.load_state_dict(run.best_weights)
@@ -278,7 +278,7 @@ def load_kept(
     devset: DevSet,
     recipe: Recipe,
 ) -> Mix:
-    """Set the weights of an encoder, which are those of the last epoch, to those that the recipe keeps."""
+    """Set an encoder's weights, now the last epoch's, to those that the recipe keeps."""
     best, last = best_epoch(history), history[-1].epoch
     weights = {best: best_weights, last: weights_of(encoder)}
     if recipe.keep != "mix":
@@ -299,7 +299,7 @@ def load_best_mix(
     devset: DevSet,
     recipe: Recipe,
 ) -> Mix:
-    """Set the encoder's weights to the best mix of F0 and F′, the weights of one of some epochs.
+    """Set the encoder's weights to the best mix of F0 and F′, one of some epochs'.
 
     The most trusted epoch comes first: it is chosen where labeled queries do not clearly say otherwise.
     """
@@ -328,7 +328,7 @@ def load_best_mix(
 
 
 def mixes(recipe: Recipe, devset: DevSet) -> list[float]:
-    """List the λ to choose from; pseudo-queries call more of the way good than people's queries do."""
+    """List the λ to choose from; pseudo-queries overrate large ones."""
     return [mix for mix in MIXES if mix <= (1.0 if devset.is_labeled else recipe.mix_limit)]
 
 
@@ -344,7 +344,7 @@ def load_mix(
 
 
 def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> bool:
-    """Return whether the mean over kinds of NDCG@10 rose by more than two standard errors of the paired differences.
+    """Return whether mean NDCG@10 rose by more than two standard errors, paired.
 
     Nothing is clear where a kind has a single query, whose difference may be anything.
     """

@@ -83,7 +83,7 @@ def with_companions(
     log: Sequence[str] | QueryMean = (),
     progress: bool,
 ) -> Fit:
-    """Put companions next to an encoder, and calibrate how much they, words and tokens count in a search.
+    """Put companions next to an encoder, and calibrate the shares of a search.
 
     Args:
         corpus: the documents.
@@ -153,7 +153,7 @@ def with_companions(
 
 
 def without_companions(corpus: Corpus, learned: Fit) -> Fit:
-    """Calibrate how much words and tokens count in a search by the encoder that was trained."""
+    """Calibrate the shares of words and tokens for the encoder that was trained."""
     result, encoder = learned.result, learned.result.encoder
     questions = _questions(corpus, learned)
     if questions is None:
@@ -169,7 +169,7 @@ def without_companions(corpus: Corpus, learned: Fit) -> Fit:
 
 
 def _questions(corpus: Corpus, learned: Fit) -> Questions | None:
-    """Return people's held-out queries, or questions cut out of documents that were held out of training."""
+    """Return held-out labeled queries, or questions cut out of held-out documents."""
     if learned.devset.is_labeled:
         return Questions.labeled(learned.devset)
     return cut_questions(corpus, learned.result.recipe.seed, learned.sources.measured)
@@ -184,7 +184,7 @@ def _calibration(
     centers: np.ndarray | None,
     tokens: PoolTokens | None,
 ) -> Calibration:
-    """Choose the shares by questions that the encoder and its companions have encoded to `parts`."""
+    """Choose the shares by questions, encoded to `parts`."""
     return calibrate(
         questions,
         corpus,
@@ -198,7 +198,7 @@ def _calibration(
 def _companions(
     corpus: Corpus, encoder: Encoder, tables: list[Encoder], measured: np.ndarray, recipe: Recipe
 ) -> tuple[list[Encoder], list[Encoder]]:
-    """Return the companions to use, and the same with words fitted without the measured documents, to choose by.
+    """Return the companions to use, and those to choose by.
 
     Words that know a document find the queries that are made of it, so the measured documents are left out with
     `hold_out=false` too.
@@ -215,14 +215,14 @@ def _companions(
 
 
 def accompany(encoder: Encoder, companions: Sequence[Encoder], share: float, centers: np.ndarray | None) -> Encoder:
-    """Return an encoder with its companions, which count `share` in all; at 0 it is alone, centered or unchanged."""
+    """Return an encoder with companions of this share; at 0 alone, perhaps centered."""
     if share:
         return encoder.beside(companions, _shares(share, len(companions)), centers)
     return encoder if centers is None else encoder.beside([], [1.0], centers)
 
 
 def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: Encoder) -> np.ndarray | None:
-    """Return the mean of the questions and of the documents, of shape (2, n); None for tables and few questions.
+    """Return the means of questions and documents, (2, n); None for tables or few.
 
     The mean of a few questions would be about those.
     """
@@ -232,7 +232,7 @@ def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: En
 
 
 def log_centers(log: QueryMean, vectors: np.ndarray) -> np.ndarray:
-    """Return what to subtract from queries and from documents, of shape (2, n), given queries that people asked.
+    """Return what to subtract from queries and documents, (2, n), given a log.
 
     Documents lose their mean. Queries lose three quarters of the log's mean, and less the shorter the log is: the mean
     of a few queries is about those.
@@ -242,7 +242,7 @@ def log_centers(log: QueryMean, vectors: np.ndarray) -> np.ndarray:
 
 
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
-    """Learn the corpus's own words; none, where its documents do not share enough of them."""
+    """Learn the corpus's own words; none if documents share too few of them."""
     try:
         table = fit_words(corpus, language=language, without=without, seed=seed)
     except InputError as error:
@@ -253,13 +253,13 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
 
 
 def _beside(encoder: Encoder, rows: np.ndarray, texts: list[str]) -> np.ndarray:
-    """Return the vectors of texts by an encoder with companions, given their rows by its first part."""
+    """Return vectors by an encoder with companions, given its first part's rows."""
     others = [each.encode(texts, zeros=True) for each in encoder.parts[1:]]
     return joined_rows([rows, *others], encoder.shares, None if encoder.centres is None else encoder.centres[1])
 
 
 def _corpus_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
-    """Return the corpus's vectors by an encoder with companions, given those of its first part, of shape (N, n₁)."""
+    """Return the corpus's vectors with companions, given the first part's, (N, n₁)."""
     if len(encoder.shares) == 1 and encoder.centres is None:
         return vectors
 
@@ -270,7 +270,7 @@ def _corpus_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.
 
 
 def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet:
-    """Return a dev set that a transformer can encode in a fraction of the time that the corpus takes."""
+    """Return a dev set that a transformer can encode quickly."""
     # A recipe does not know whether its number was asked for, so whoever asks for the default gets few too.
     few = TRANSFORMER["dev_queries"] if recipe.dev_queries == Recipe.dev_queries else recipe.dev_queries
     if devset.is_labeled or len(measured) <= few:
@@ -280,7 +280,7 @@ def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet
 
 
 def _shares(share: float, companions: int) -> list[float]:
-    """Divide the share of the companions: of two, the token table counts twice as much as the words."""
+    """Divide the share of companions: a token table counts twice as much as words."""
     if not share:
         return [1.0] + [0.0] * companions
     weights = [2, 1] if companions == 2 else [1] * companions
@@ -300,7 +300,7 @@ class Examples(NamedTuple):
 
 
 def with_query_map(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, devset: DevSet, seed: int) -> Encoder:
-    """Move a transformer's queries by what labels teach, as far as the held-out labels gain."""
+    """Move a transformer's queries by what labels teach, if held-out ones gain."""
     if len(pairs.texts) < LEAST_LABELS:
         return encoder
     learned = fit_query_map(examples_of(encoder, vectors, pairs, seed), seed)
@@ -365,7 +365,7 @@ def _map_loss(learned: Tensor, examples: Examples, batch: Tensor) -> Tensor:
 
 
 def least_of_the_best(ndcg: dict[float, np.ndarray]) -> float:
-    """Return the least strength that the best one is not clearly ahead of, by NDCG@10 of each query by strength."""
+    """Return the least strength that the best one is not clearly ahead of."""
     best = max(ndcg, key=lambda strength: ndcg[strength].mean())
     behind = {strength: ndcg[best] - values for strength, values in ndcg.items()}
     return min(strength for strength, each in behind.items() if each.mean() <= CLEAR * each.std() / np.sqrt(len(each)))

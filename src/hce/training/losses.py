@@ -61,7 +61,7 @@ def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor
 
 
 def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = None) -> Tensor:
-    """Compute L_C (Eq. 1), −log softmax of the positive, from scores divided by τ: (B,) and (B, K) → (B,).
+    """Compute L_C (Eq. 1), −log softmax of the positive: (B,) and (B, K) → (B,).
 
     A query without an allowed negative has loss 0 and gradient 0.
     """
@@ -134,13 +134,13 @@ def bidirectional(
 
 
 def _and_own(forbidden: Tensor | None, scores: Tensor, own_column: Tensor) -> Tensor:
-    """Mark each row's own partner too, whose score among the negatives would count twice: (B, G)."""
+    """Mark each row's own partner too, which would count twice: (B, G)."""
     is_own = torch.arange(scores.shape[1], device=scores.device) == own_column[:, None]  # (B, G)
     return is_own if forbidden is None else is_own | forbidden
 
 
 def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
-    """Compute KL(softmax of the target ‖ softmax of the scores), per query: three times (B, K) → (B,).
+    """Compute KL(softmax of the target ‖ softmax of the scores): (B, K) → (B,).
 
     At a level, the target is the scores of a query's document: the query goes the way of its document, and nothing is
     drawn to a centroid. Among neighbors, the target is a teacher's scores. No gradient passes through the target. In
@@ -156,7 +156,7 @@ def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
 
 
 def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
-    """Mark candidates, (G,) or (B, S), that are among the row's known positives, (B, P); −1 is padding."""
+    """Mark candidates, (G,) or (B, S), among the row's known positives, (B, P)."""
     candidates = candidates.expand(len(known), candidates.shape[-1]).contiguous()  # (B, G)
     if known.shape[1] == 0:
         return torch.zeros_like(candidates, dtype=torch.bool)
@@ -179,13 +179,13 @@ class ComparedDocuments:
 
 
 def same(own_values: Tensor, values: Tensor) -> Tensor:
-    """Mark candidates of the row's own position or group, (B, G) or (B, S); below 0 is "unknown" and equals nothing."""
+    """Mark candidates of the row's own position or group, (B, G) or (B, S)."""
     return (own_values[:, None] == values) & (own_values[:, None] >= 0)
 
 
 @torch.no_grad()
 def near_duplicates(own_vectors: Tensor, vectors: Tensor, margin: float) -> Tensor:
-    """Mark where d⁺·d⁻ > margin: unit vectors (B, n) with (G, n) or (B, S, n) → (B, G) or (B, S)."""
+    """Mark where d⁺·d⁻ > margin: (B, n) with (G, n) or (B, S, n) → (B, G) or (B, S)."""
     return scores_of(own_vectors, vectors, temperature=1.0) > margin
 
 
@@ -197,7 +197,7 @@ def false_negatives(
     known_groups: Tensor | None = None,
     margin: float | None = None,
 ) -> Tensor:
-    """Mark candidates in the batch (G,) or sampled (B, S) that are no true negatives of the row's query.
+    """Mark candidates, (G,) or (B, S), that are no true negatives of the row's query.
 
     Such a candidate is the positive itself, another known positive, has the text of one of them, or (with a margin)
     nearly the vector of the positive. `known` and `known_groups` are of shape (B, P), padded with −1.
@@ -250,7 +250,7 @@ def level_loss(
     documents: Tensor | None = None,
     route: Route | None = None,
 ) -> LevelLoss:
-    """Compute L_H^(t) (Eq. 5): the node above the query's document against its siblings.
+    """Compute L_H^(t) (Eq. 5): the node above the document against its siblings.
 
     The optimizer moves centroids off the sphere (the paper does not say what it does about that): they are normalized
     here. An only child has loss 0. A query is accurate if its node scores higher than every wrong sibling.
@@ -303,7 +303,7 @@ def level_loss(
 
 
 def _cheaper_route(batch_size: int, nodes: int, dim: int, width: int) -> Route:
-    """Choose by time, unless the gathered siblings (B, width, n) are both huge and larger than the scores (B, K)."""
+    """Choose by time, unless gathered siblings are huge and larger than the scores."""
     gathered = batch_size * width * dim
     if gathered > _GATHER_LIMIT and gathered > batch_size * nodes:
         return "full"
@@ -514,7 +514,7 @@ class HCELoss(nn.Module):
         self.register_buffer("groups", _integers(groups), persistent=False)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor) -> dict[str, Tensor]:
-        """Return the summands of the loss by name; the trainer backpropagates their sum and logs each."""
+        """Return the summands by name; the trainer backpropagates their sum."""
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         summands = self.summands(embeddings, self.positions(labels, max(0, len(embeddings) - 2)))
         weight = self.settings["level_weight"]
@@ -524,7 +524,7 @@ class HCELoss(nn.Module):
     def summands(
         self, embeddings: Sequence[Tensor], positions: Positions, teacher: TeacherScores | None = None
     ) -> HCESummands:
-        """Compute the loss of encoded columns, each of shape (B, n): queries, documents, sampled negatives."""
+        """Compute the loss of queries, documents, sampled negatives, each (B, n)."""
         if len(embeddings) < 2:
             raise InputError(f"HCELoss needs the columns query and document, and got {len(embeddings)} column(s).")
         queries, documents, *rest = (F.normalize(precise(each), dim=-1) for each in embeddings)
@@ -541,7 +541,7 @@ class HCELoss(nn.Module):
         )
 
     def positions(self, labels: Tensor | None, sampled_count: int) -> Positions:
-        """Split the column `label`, of shape (B,), or (B, 1 + sampled columns + further known positives)."""
+        """Split the column `label`: (B,), or (B, 1 + sampled columns + known positives)."""
         if labels is None:
             raise InputError("HCELoss needs a column `label`: the position of the document in the corpus, from 0 on.")
         labels = labels.long().reshape(len(labels), -1)

@@ -80,7 +80,7 @@ class Epoch:
 
 
 def best_epoch(history: Sequence[Epoch]) -> int:
-    """Return the number of the epoch that was best on dev, the earliest of equal ones."""
+    """Return the number of the epoch that was best on dev, the earliest of equals."""
     return max(history, key=lambda epoch: epoch.metric).epoch
 
 
@@ -343,14 +343,14 @@ def what_was_learned(facts: ModelFacts) -> str:
 
 
 def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
-    """Load the tree that was trained along with a model, if there is one and it is of this corpus."""
+    """Load the tree that was trained with a model, if it is of this corpus."""
     tree, facts = Path(folder) / TREE, ModelFacts.find(folder)
     is_of_it = facts is not None and facts.corpus["fingerprint"] == corpus.fingerprint
     return Hierarchy.load(tree) if is_of_it and is_folder(tree) else None
 
 
 def keep_facts(folder: str | Path, kept: Path) -> None:
-    """Copy the facts and the history of a model into a new folder of an index, for whoever asks later."""
+    """Copy the facts and the history of a model into a new folder of an index."""
     with new_folder(kept) as new:
         for name in (FACTS, HISTORY):
             if is_file(Path(folder) / name):
@@ -360,7 +360,7 @@ def keep_facts(folder: str | Path, kept: Path) -> None:
 
 
 def read_training(folder: Path) -> Training | None:
-    """Read what `keep_facts` kept of a training; None if that is nothing, or the files are damaged."""
+    """Read what `keep_facts` kept; None if that is nothing or damaged."""
     try:
         facts, history = ModelFacts.read(folder), _read_lines(folder / HISTORY, Epoch)
     except FormatError:
@@ -370,7 +370,7 @@ def read_training(folder: Path) -> Training | None:
 
 
 def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:
-    """Read one entry a line, none where there is no file. A loss that became NaN, which only Python writes, is None."""
+    """Read one entry a line, none without a file; a NaN becomes None."""
     try:
         lines = read_bytes(path).decode().split("\n") if is_file(path) else []
         values = [json.loads(line, parse_constant=lambda name: None) for line in lines if line.strip()]
@@ -383,7 +383,7 @@ def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:
 
 
 def push(model: str | Path, repository: str, *, public: bool = False) -> tuple[str, list[str]]:
-    """Upload a model that hce trained, as one commit: only files that hce wrote, and no folder names of this machine.
+    """Upload a model that hce trained, as one commit.
 
     Args:
         model: its folder.
@@ -428,7 +428,7 @@ def push(model: str | Path, repository: str, *, public: bool = False) -> tuple[s
 
 
 def uploads_of(folder: Path) -> dict[str, Path | bytes]:
-    """Return the files or contents to upload, by name: what `checksums.json` lists, and the model card.
+    """Return what to upload, by name: files with checksums, and the model card.
 
     Held-out queries stay here, since they are texts of the corpus. Folders are cut to their last name.
     """

@@ -79,7 +79,7 @@ class SiblingNegatives(Negatives):
     """Documents under the same node, by the vectors that clustering computed: they cost next to nothing."""
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
-        """Draw documents that share a node with each query's document; none without a tree.
+        """Draw documents that share a node with each document; none without a tree.
 
         The loss of level t, from M + 1 to L, has negatives from under the node at level t − 1 above the document; the
         columns are those of level M + 1 first. The query's own document stands where there are too few others, and for
@@ -115,7 +115,7 @@ class MinedNegatives(Negatives):
         return self.recipe.negative_count * (self.tree.depth - self.loss_levels)
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to look for near each query; right and held-out ones among them are not used."""
+        """Return how many documents to find; right and held-out ones are dropped."""
         return min(max(MINED_FROM, self.count) + batch.known.shape[1] + len(self.held_out), len(self.vectors))
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
@@ -144,7 +144,7 @@ class NearNegatives(MinedNegatives):
     beam = 4  # leaves that are looked into
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to look for under the leaves, few of which are held out."""
+        """Return how many documents to find; few under the leaves are held out."""
         return max(MINED_FROM, self.count) + batch.known.shape[1]
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
@@ -163,7 +163,7 @@ NEGATIVES: dict[Sampling, type[Negatives]] = {
 
 
 def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negatives]:
-    """Return the recipe's way of choosing negatives; the default depends on whether queries are labeled or generated.
+    """Return the recipe's way of choosing negatives.
 
     Such queries are contrasted with what they would wrongly find, and pseudo-queries next to them too. Without
     labels the documents near a pseudo-query are mostly as right as its own, and siblings do less harm.
@@ -177,7 +177,7 @@ def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negat
 
 
 def neighbors_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray) -> np.ndarray:
-    """Find the documents nearest to each document through the tree; held-out ones are nobody's neighbors.
+    """Find the documents nearest to each document through the tree, not held out.
 
     Returns positions of shape (N, count), −1 where there are no more; a document is no neighbor of itself.
     """
@@ -204,7 +204,7 @@ class WordTeacher:
         self.mean_length = max(1.0, float(self.lengths.mean()))
 
     def scores(self, batch: Batch, candidates: np.ndarray) -> np.ndarray:
-        """Score each query's own document, then its candidates at positions (B, S): of shape (B, 1 + S).
+        """Score each own document and candidates at positions (B, S): (B, 1 + S).
 
         If a query was cut out of its document, that is scored as if it lacked the query's words.
         """
@@ -225,7 +225,7 @@ class WordTeacher:
         return np.asarray(totals).reshape(positions.shape)
 
     def _counted(self, bags: Iterable[Counter[str]]) -> tuple[sparse.csr_matrix, np.ndarray]:
-        """Count the known words of some texts, (texts, words), and how many each text has."""
+        """Count the known words of some texts, (texts, words), and how many each has."""
         matrix = count_matrix(bags, self.column_of_term, np.float32)
         matrix.sort_indices()
         return matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0]
@@ -234,7 +234,7 @@ class WordTeacher:
 def teacher_scores_of(
     teacher: WordTeacher, batch: Batch, neighbors: np.ndarray, vectors: np.ndarray, device: torch.device
 ) -> TeacherScores:
-    """Return the neighbors of a batch's documents, by `neighbors` and `vectors` of all documents, and their scores."""
+    """Return the neighbors of a batch's documents, and a teacher's scores."""
     candidates = neighbors[batch.positions]  # (B, S)
     none = candidates < 0
     candidates = np.where(none, batch.positions[:, None], candidates)

@@ -75,7 +75,7 @@ class Sources:
 
 
 def documents_to_learn(corpus: Corpus, recipe: Recipe, label_sets: Iterable[Labels | None] = ()) -> Corpus:
-    """Return the documents to train on: all, or of many a random sample with all that labels name."""
+    """Return the documents to train on: all, or a sample with all that labels name."""
     if not recipe.most_documents or len(corpus) <= recipe.most_documents:
         return corpus
     named = {judgment.document_id for each in label_sets if each for judgment in each.qrels.judgments()}
@@ -134,7 +134,7 @@ def sources_and_devset(
 
 
 def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
-    """Hold a tenth of the labeled queries out, with all of their judgments; fail if there are too few."""
+    """Hold a tenth of the labeled queries out; fail if there are too few."""
     query_ids = list(labeled.qrels)
     if len(query_ids) < 2 * LEAST_DEV_QUERIES:
         raise InputError(
@@ -174,7 +174,7 @@ class PairSource(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the batches of a turn through all pairs, `batch_count` of them, from index `first` on."""
+        """Yield the `batch_count` batches of a turn from index `first` on."""
         ...
 
 
@@ -290,7 +290,7 @@ def padded_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def batch_count(pair_count: int, size: int) -> int:
-    """Count the batches of a turn, each of exactly `size` pairs, or of all where there are fewer.
+    """Count the batches of a turn, each of `size` pairs, or of all if fewer.
 
     The pairs that are left over wait for another turn, which has another order: a small last batch would have few
     negatives, and batches made a little smaller would not be what was asked for.
@@ -299,7 +299,7 @@ def batch_count(pair_count: int, size: int) -> int:
 
 
 def endless(source: PairSource, size: int, step: int = 0) -> Iterator[Batch]:
-    """Yield a source's batches from a step on, turn after turn; a short source has more turns than epochs."""
+    """Yield a source's batches from a step on, turn after turn."""
     turns, first = divmod(step, batch_count(len(source), size))
     return chain.from_iterable(source.batches(turn, size, first if turn == turns else 0) for turn in count(turns))
 
@@ -379,7 +379,7 @@ def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
 
 
 def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
-    """Ask labeled queries of a pool: their answers and random others; fail if no query has an answer there."""
+    """Ask labeled queries of a pool: their answers and random others."""
     position_of = {document_id: position for position, document_id in enumerate(corpus.ids)}
     texts, answers = [], []
     for query_id in qrels:
@@ -397,7 +397,7 @@ def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, p
 def pseudo_devset(
     corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
 ) -> DevSet:
-    """Make queries of the documents at positions `measured` in several ways; skip duplicates."""
+    """Make queries of the documents at `measured` in several ways; skip duplicates."""
     groups = corpus.text_groups
     measured = measured[np.bincount(groups)[groups[measured]] == 1]
     if not len(measured):
@@ -455,7 +455,7 @@ def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]
 
 
 def with_random_others(document_count: int, wanted: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
-    """Return the wanted documents and random others, `size` in all (0: all), in order; never fewer than the wanted."""
+    """Return wanted documents and random others, `size` (0: all), in order."""
     others = np.setdiff1d(np.arange(document_count), wanted)
     extra = min(len(others), max(0, (size or document_count) - len(wanted)))
     return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))

@@ -34,7 +34,7 @@ class QueryMean:
 
     @classmethod
     def of_rows(cls, rows: np.ndarray, fingerprint: str) -> QueryMean:
-        """Return the mean of queries that an encoder gave these rows, of shape (queries, n)."""
+        """Return the mean of queries with these rows, of shape (queries, n)."""
         return cls(fingerprint, len(rows), rows.mean(axis=0, dtype=np.float64).tolist())
 
     def and_of(self, other: QueryMean) -> QueryMean:
@@ -45,7 +45,7 @@ class QueryMean:
 
     @classmethod
     def find(cls, index_folder: Path) -> QueryMean | None:
-        """Read what `hce serve --learn-queries` kept in the folder of an index; None if nothing is kept there."""
+        """Read what `hce serve --learn-queries` kept in an index; None if nothing."""
         path = index_folder / FILE
         if not is_file(path):
             return None
@@ -64,7 +64,7 @@ class QueryMean:
 
 
 def rows_of_first_part(rows: np.ndarray, encoder: Encoder) -> np.ndarray:
-    """Return the unit rows that the first part gave for queries, from those of the encoder with its companions.
+    """Return the first part's unit rows, from those with companions.
 
     The first part's rows x lost the center c and were normalized to u, so x = c + t·u; t follows from |x| = 1.
     """

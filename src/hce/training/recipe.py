@@ -183,7 +183,7 @@ class Recipe:
 
     @classmethod
     def for_encoder(cls, *, static: bool, documents: int | None = None, **settings: Any) -> Recipe:
-        """Return the measured defaults for a kind of encoder, with some settings replaced.
+        """Return the measured defaults for a kind of encoder, some settings replaced.
 
         Args:
             static: whether it is a token table; a transformer's companion, where that is trained in its place, is one.
@@ -199,7 +199,7 @@ class Recipe:
 
     @classmethod
     def paper(cls, *, documents: int | None = None, **settings: Any) -> Recipe:
-        """Return the paper's settings, with some replaced; where it names none, ours stand. See docs/how-it-works.md.
+        """Return the paper's settings, and ours where it names none; some replaced.
 
         The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (`chunk_size`), which gives
         the same gradients, but for what dropout draws, in less memory.
@@ -219,7 +219,7 @@ class Recipe:
 
     @classmethod
     def parsed(cls, name: str, text: str) -> Any:
-        """Read a setting's value from text, as the command line has it: 8,16 for lengths, all for levels, true, 0.5."""
+        """Read a setting's value from text: 8,16 for lengths, all for levels, true, 0.5."""
         defaults: dict[str, Any] = {each.name: each.default for each in fields(cls)}
         if name not in defaults:
             raise unknown_setting(name, defaults)
@@ -240,7 +240,7 @@ class Recipe:
 
     @classmethod
     def described(cls, name: str) -> tuple[str, str, str]:
-        """Return a setting's default as text, a transformer's default, and the setting's help."""
+        """Return a setting's default as text, a transformer's, and the setting's help."""
         setting = next(each for each in fields(cls) if each.name == name)
         other = TRANSFORMER.get(name, setting.default)
         return shown_value(setting.default), shown_value(other), setting.metadata["help"]
@@ -251,7 +251,7 @@ class Recipe:
 
 
 def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
-    """Read the settings that `--set` names, such as levels=all; recipe=paper stands for all of the paper's."""
+    """Read what `--set` names, such as levels=all; recipe=paper is all the paper's."""
     settings: dict[str, Any] = {}
     for item in items:
         name, equals, text = item.partition("=")
@@ -283,7 +283,7 @@ def recipe_of_tuning(recipe: Recipe, epoch_pairs: int) -> Recipe:
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> InputError:
-    """Return the error of a setting that does not exist, with the name that was probably meant."""
+    """Return the error of an unknown setting, with the name probably meant."""
     close = get_close_matches(name, list(known), n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     return InputError(f"unknown setting {name}; {meant}'hce train --help-settings' lists all")

@@ -51,7 +51,7 @@ class TrainingRun:
         return max(epoch.epoch for epoch in self.history if epoch.reclustered or epoch.epoch == 0)
 
     def save(self) -> None:
-        """Write a checkpoint, if there is a place for it; of several processes, the first does."""
+        """Write a checkpoint, if it has a place and this process is the first."""
         if self.checkpoints is None or not is_first_process():
             return
         trainer, levels = self.trainer, self.tree.levels
@@ -80,7 +80,7 @@ class TrainingRun:
 
 
 def unfinished_run(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRun | None:
-    """Return the run that an earlier process left unfinished, if there is one; the trainer gets its state.
+    """Return the run that an earlier process left; the trainer gets its state.
 
     Fails if the unfinished run has another identity, or its state is damaged.
     """
@@ -134,11 +134,11 @@ class CheckpointFolder:
         self.identity = identity
 
     def vectors_folder(self, clustering_number: int) -> Path:
-        """Name the folder for the documents' vectors of a round of clustering, see `cluster_corpus`."""
+        """Name the folder of vectors for a clustering, see `cluster_corpus`."""
         return self.folder / f"vectors-{clustering_number}"
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint; when this returns, it survives a crash. If it fails, the one before it is still there."""
+        """Write a checkpoint that survives a crash; if this fails, the last one stays."""
         try:
             self._save(checkpoint)
         except (OSError, InputError) as error:
@@ -164,7 +164,7 @@ class CheckpointFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
-        """Read the newest complete checkpoint, if there is one; fail if it is of a run with another identity."""
+        """Read the newest complete checkpoint; fail if it is of a different run."""
         check_tree(self.folder)
         last = self._last()
         if last is None:
@@ -178,7 +178,7 @@ class CheckpointFolder:
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
     def resume(self, restore: Callable[[Checkpoint], Restored]) -> Restored | None:
-        """Return what `restore` makes of the newest complete checkpoint; None where there is none.
+        """Return what `restore` makes of the newest checkpoint; None without one.
 
         Fails if the run has another identity, or its state is damaged.
         """
@@ -194,7 +194,7 @@ class CheckpointFolder:
             ) from error
 
     def vectors_named(self, name: str) -> Path:
-        """Find the file of the documents' vectors by the name that a checkpoint has for its folder."""
+        """Find the file of vectors by its folder's name in a checkpoint."""
         if not re.fullmatch(r"vectors-[0-9]+", name):
             raise FormatError(f"{name!r} is no folder of vectors")
         return self.folder / name / "vectors.npy"
@@ -210,7 +210,7 @@ class CheckpointFolder:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
-    """Flatten an optimizer's state to tensors PREFIX.NUMBER.KEY and facts NUMBER.KEY; no optimizer has none."""
+    """Flatten an optimizer's state to tensors PREFIX.NUMBER.KEY and facts."""
     checkpoint = Checkpoint({}, {})
     for number, values in optimizer.state_dict()["state"].items() if optimizer is not None else ():
         for key, value in values.items():

@@ -153,7 +153,7 @@ class Trainer:
         return rates
 
     def steps(self, counters: Counters) -> Iterator[tuple[dict[str, float], int]]:
-        """Take the remaining steps of the epoch; after each, count it, and yield its losses and how many pairs it had.
+        """Take the remaining steps of the epoch; yield losses and the number of pairs.
 
         A step whose loss or whose gradients are no numbers changes no weights, is not counted, and is the last.
         """
@@ -179,7 +179,7 @@ class Trainer:
             yield values, pair_count
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
-        """Take this process's part of a batch; negatives are drawn for the entire batch, so that all parts fit."""
+        """Take this process's part of a batch; negatives are drawn for all of it."""
         drawn = self.negatives.draw(batch, seed)
         own_part = own_rows(len(batch.positions))
         part, teacher = batch.rows(own_part), None
@@ -279,7 +279,7 @@ def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
 
 
 def rate_share(step: int, total: int, warmup: float) -> float:
-    """Return how much of the learning rate a step has: all after a share `warmup` of the steps, nothing at the end."""
+    """Return a step's share of the learning rate: rising, then falling."""
     rising = (step + 1) / max(1.0, warmup * total)
     falling = (total - step) / max(1.0, total - warmup * total)
     return min(1.0, rising, falling)

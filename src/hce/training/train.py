@@ -77,7 +77,7 @@ def train(
         output: a new folder for the model; the state of the run is kept next to it until then.
         resume: continue the unfinished run that is kept next to `output`, if there is one.
         progress: show bars.
-        on_epoch: called with each epoch as it is finished.
+        on_epoch: called with each finished epoch.
         label_files: where the labels came from, as `hce train --labels` names them; kept with the model for its report.
 
     Raises:
@@ -127,7 +127,7 @@ class _Training(NamedTuple):
     on_epoch: Callable[[Epoch], None]  # called with each epoch of what is trained first
 
     def run(self) -> Fit:
-        """Train what the recipe says, and put companions next to the encoder where it says so."""
+        """Train what the recipe says, and add companions if it says so."""
         tables, tuned = [], None
         if self.recipe.train == "encoder":
             return without_companions(self.corpus, self._fit(self.given))
@@ -149,7 +149,7 @@ class _Training(NamedTuple):
         return fit if tuned is None else _of_tuned(tuned, fit)
 
     def _tuned(self) -> Fit | None:
-        """Fine-tune the given transformer in place; undo that if held-out labels are clearly against it."""
+        """Fine-tune the transformer in place; undo that if held-out labels are against."""
         if self.tuning is None:
             return None
         labels, folder = self.label_sets._replace(generated=None), self.run_folder and self.run_folder / "tuned"
@@ -194,7 +194,7 @@ class _Training(NamedTuple):
 def start_encoder(
     corpus: Corpus, given: Encoder, devset: DevSet, given_dev: dict[str, float], recipe: Recipe
 ) -> Encoder:
-    """Return F0: the encoder as given, or, of a static one, its table fitted to the corpus where dev prefers that."""
+    """Return F0: the encoder, or its table fitted to the corpus if dev prefers that."""
     if not recipe.fit_static or given.table is None:
         return given
     fitted = given.fitted_to(corpus)
@@ -241,7 +241,7 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
 
 
 def _tuning(recipe: Recipe, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe | None:
-    """Return how to fine-tune a transformer, if nothing else was asked for and there are enough labels."""
+    """Return how to fine-tune a transformer, if that is open and labels suffice."""
     is_open = recipe.train == "auto" and recipe.mode != "unsupervised" and not encoder.is_table
     if not is_open or labels is None or len(labels.qrels) < LEAST_TO_TUNE:
         return None
@@ -293,7 +293,7 @@ def _warn_of_poor_data(corpus: Corpus, encoder: Encoder, recipe: Recipe, log: Se
 
 @contextmanager
 def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
-    """Compute in the recipe's precision, and remember tokens: the same texts are encoded many times."""
+    """Compute in the recipe's precision, and remember the tokens of texts."""
     with (
         encoder.computing_in(getattr(torch, recipe.precision)),
         encoder.remembering_tokens(),

@@ -184,24 +184,24 @@ class Hierarchy:
         return tuple(self.paths[document].tolist())
 
     def nodes_at(self, level: int) -> np.ndarray:
-        """Return each document's node at a level, of shape (N,), int64: the clustering that this level is."""
+        """Return each document's node at a level, of shape (N,), int64."""
         self._check_level(level, 0, self.depth)
         return np.zeros(len(self), dtype=np.int64) if level == 0 else self.paths[:, level - 1]
 
     def children(self, level: int, node: int) -> np.ndarray:
-        """Return the nodes (or, under the last inner level, the documents) whose parent a node is, in order."""
+        """Return the children of a node in order; documents under the last inner level."""
         self._check_level(level, 0, self.depth - 1)
         order, start = self._child_lists[level]
         return order[start[node] : start[node + 1]]
 
     def siblings(self, level: int, node: int) -> np.ndarray:
-        """Return the other children of a node's parent, in order; of documents at level L."""
+        """Return the other children of a node's parent, in order."""
         self._check_level(level, 1, self.depth)
         family = self.children(level - 1, int(self._parent(level)[node]))
         return family[family != node]
 
     def ancestors(self, level: int, nodes: np.ndarray) -> np.ndarray:
-        """Return the way from the root down to each node, of shape (B, level + 1): column t is its node at level t."""
+        """Return the way from the root down to each node, of shape (B, level + 1)."""
         self._check_level(level, 0, self.depth)
         columns = [nodes]
         for below in range(level, 0, -1):
@@ -215,7 +215,7 @@ class Hierarchy:
     def sample_siblings(
         self, positions: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
     ) -> np.ndarray:
-        """Draw documents that share a node with each given one: never itself, never one twice.
+        """Draw documents that share a node with each given one: never itself, or twice.
 
         Args:
             positions: of these documents, of shape (B,).
@@ -244,7 +244,7 @@ class Hierarchy:
     # ------------------------------------------------------------------------------------------------- the way down
 
     def walk(self, vectors: np.ndarray, beam: int = 1, document_vectors: np.ndarray | None = None) -> list[np.ndarray]:
-        """Walk down from the root, from the nodes kept at a level to the closest of their children.
+        """Walk down from the root, from the nodes kept at a level to closest children.
 
         Args:
             vectors: what walks, each row alone, of shape (B, n).
@@ -268,7 +268,7 @@ class Hierarchy:
         count: int = 1,
         document_vectors: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Choose among the children of some nodes those with the largest inner products: one step of `walk`.
+        """Choose children with the largest inner products: one step of `walk`.
 
         Args:
             level: the level of the nodes.
@@ -315,7 +315,7 @@ class Hierarchy:
         return summaries
 
     def name(self, level: int, node: int) -> list[str]:
-        """Return the words of a node's name; none for the root, and where nobody has named the nodes."""
+        """Return the words of a node's name; none for the root or without names."""
         return self.names[level - 1][node] if level and self.names else []
 
     def node_count(self, level: int) -> int:
@@ -324,7 +324,7 @@ class Hierarchy:
         return 1 if level == 0 else len(self._parent(level))
 
     def document_counts(self, leaves: np.ndarray | None = None) -> list[np.ndarray]:
-        """Count the documents under each node, for the levels 0 … L−1, by the leaf of each document."""
+        """Count the documents under each node, for the levels 0 … L−1."""
         leaves = self.document_parent if leaves is None else leaves
         counts = [np.bincount(leaves, minlength=self.node_count(self.depth - 1))]
         for level in reversed(self.levels):
@@ -348,7 +348,7 @@ class Hierarchy:
     # ------------------------------------------------------------------------------------------------- on disk
 
     def save(self, folder: str | Path, numbers: np.ndarray | None = None) -> None:
-        """Write arrays, names, a manifest and checksums into a new folder that appears complete or not at all.
+        """Write arrays, names, manifest and checksums into a new folder, atomically.
 
         Args:
             folder: the new one.
@@ -420,7 +420,7 @@ class Hierarchy:
         return [_grouped(self._parent(level + 1), self.node_count(level)) for level in range(self.depth)]
 
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return documents sorted by node, each node's start there, each document's rank in its node, and its node."""
+        """Return documents sorted by node, starts, and each one's rank and node."""
         if level not in self._by_node:
             node = self.nodes_at(level)
             order, start = _grouped(node, self.node_count(level))
@@ -435,13 +435,13 @@ class Hierarchy:
 
 
 def _grouped(groups: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices sorted by group, and where each of the `count` groups starts there, with the last one's end."""
+    """Return indices sorted by group, and where each of the `count` groups starts."""
     start = np.concatenate([[0], np.cumsum(np.bincount(groups, minlength=count))])
     return np.argsort(groups, kind="stable"), start
 
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the columns of the `count` largest entries of each row, of shape (rows, count); of equals, the first."""
+    """Return the columns of the largest entries of each row; of equals, the first."""
     if count == 1:  # what a greedy walk needs, and far faster than sorting
         return scores.argmax(axis=1)[:, None]
     return np.argsort(-scores, axis=1, kind="stable")[:, :count]
@@ -461,7 +461,7 @@ def _mean_cosine(vectors: np.ndarray, parent: np.ndarray, centroids: np.ndarray)
 
 
 def branching_for_depth(count: int, depth: int) -> int:
-    """Return the smallest b with b^depth ≥ count, so that every level divides by about as much.
+    """Return the smallest b with b^depth ≥ count.
 
     >>> branching_for_depth(1_000_000, 3)
     100
@@ -473,7 +473,7 @@ def branching_for_depth(count: int, depth: int) -> int:
 
 
 def power_of_two(branching: int) -> int:
-    """Return the next power of two, the paper's rule for BEIR; it leaves few nodes on top of some trees.
+    """Return the next power of two, the paper's rule for BEIR.
 
     >>> power_of_two(branching_for_depth(1_000_000, 3))
     128
@@ -482,7 +482,7 @@ def power_of_two(branching: int) -> int:
 
 
 def level_sizes(count: int, branching: int) -> list[int]:
-    """Return the numbers of nodes of Alg. 1, from the top: ⌈N/b⌉, ⌈⌈N/b⌉/b⌉, … above 1, in reverse.
+    """Return the numbers of nodes of Alg. 1, from the top: …, ⌈⌈N/b⌉/b⌉, ⌈N/b⌉.
 
     Found by counting divisions: ⌈log_b N⌉ in floating point is off by one for some powers of b.
 
@@ -498,7 +498,7 @@ def level_sizes(count: int, branching: int) -> list[int]:
 
 
 def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster, *, even: bool = True) -> Grown:
-    """Alg. 1: cluster the documents, then the centroids, and so on until one root is left.
+    """Alg. 1: cluster the documents, then the centroids, up to one root.
 
     k-means counts a centroid once, however many documents it stands for. So above the leaves one cluster may take most
     of the corpus, unless the level is made `even`.
@@ -520,7 +520,7 @@ def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Clust
 def evened(
     nodes: np.ndarray, sizes: np.ndarray, parent: np.ndarray, centroids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Move nodes out of clusters of more than `LARGEST` times the mean number of documents, if nodes are small enough.
+    """Move nodes out of clusters with over `LARGEST` times the mean of documents.
 
     Takes each node's unit row, number of documents and cluster, and the clusters' centroids; returns the last two.
     """
@@ -537,7 +537,7 @@ def evened(
 
 
 def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most: float) -> np.ndarray:
-    """Let clusters of more than `most` documents give away the nodes that lose least, to the nearest with room."""
+    """Let clusters of over `most` documents give nodes to the nearest with room."""
     parent = parent.copy()
     load = np.bincount(parent, sizes, minlength=cosines.shape[1])
     for full in np.flatnonzero(load > most):
@@ -553,7 +553,7 @@ def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most:
 
 
 def _means(nodes: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Return the unit mean of each cluster's nodes; where opposite nodes have none, the cluster keeps its centroid."""
+    """Return the unit mean of each cluster's nodes; its centroid if there is none."""
     sums = np.zeros(centroids.shape)
     np.add.at(sums, parent, nodes)
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)
@@ -561,7 +561,7 @@ def _means(nodes: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> np.n
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:
-    """Turn bottom-up results over, and number each level's nodes so that siblings stand side by side."""
+    """Turn bottom-up results over, and number nodes so that siblings are adjacent."""
     if not parents:
         return Grown((), np.zeros(count, dtype=np.int64))
     levels = []

@@ -1,7 +1,7 @@
 """Spherical k-means: the paper's Alg. 2 run to convergence, and a fast mode for many clusters.
 
 Knows nothing of trees or documents: rows in, unit centroids and one cluster a row out. Rows are read in chunks and
-normalized as they are read, so a memory-mapped file is never copied completely. Where a step differs between the CPU
+normalized when read, so a memory-mapped file is never copied completely. Where a step differs between the CPU
 and other devices, NumPy or SciPy is much faster than torch on the CPU.
 """
 
@@ -68,7 +68,7 @@ def spherical_kmeans(
     device: torch.device | str | None = None,
     on_round: Report = lambda number, mean_cosine: None,
 ) -> KMeansResult:
-    """Cluster the directions of `vectors` into k non-empty clusters; the same seed gives the same result.
+    """Cluster the directions of `vectors` into k non-empty clusters.
 
     Args:
         vectors: floats of shape (N, n), np.memmap included; rows need not be unit, their lengths are ignored.
@@ -203,11 +203,11 @@ class Rows:
         return Rows(self._source, self.device, is_unit=self._is_unit, index=index)
 
     def chunks(self, width: int) -> list[tuple[int, int]]:
-        """Return ranges of rows such that a block of `width` float32 columns, or of the rows themselves, is small."""
+        """Return ranges of rows whose blocks of `width` float32 columns are small."""
         return chunk_ranges(len(self), max(width, self.shape[1]))
 
     def _scattered(self, index: np.ndarray) -> torch.Tensor:
-        """Return rows from all over the source, few at a time, as the system maps more than each of them."""
+        """Return rows from all over the source, few at a time to map little."""
         found = torch.empty((len(index), self.shape[1]), dtype=torch.float32, device=self.device)
         for start in range(0, len(index), _SCATTERED):
             found[start : start + _SCATTERED] = self._read(index[start : start + _SCATTERED])
@@ -224,7 +224,7 @@ class Rows:
 
 
 def unit_rows(vectors: np.ndarray, device: torch.device) -> Rows:
-    """Return the rows as unit vectors, of shape (N, n); fail on the first row that is zero or not finite."""
+    """Return the rows as unit vectors, (N, n); fail if one is zero or not finite."""
     source = np.asarray(vectors)  # a plain view: indexing an np.memmap itself costs far more
     hold = source.size * 4 <= HOLD_BYTES
     held = torch.empty(source.shape, dtype=torch.float32, device=device) if hold else None
@@ -253,7 +253,7 @@ def _unit(block: np.ndarray) -> torch.Tensor:
 
 
 def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
-    """Split range(count) so that a float32 block of `width` columns stays within the block budget."""
+    """Split range(count) so that blocks of `width` float32 columns are small."""
     size = max(64, _BLOCK_BYTES // (4 * max(1, width)))
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
@@ -262,7 +262,7 @@ def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
 
 
 def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
-    """Run the task on every item and return the results in order; processes that work together each run a share.
+    """Run the task on every item, in order; processes together each run a share.
 
     On the CPU tasks run in threads that each compute single-threaded: many small products gain more from this than from
     threads inside each, which wait for one another at every product.
@@ -313,14 +313,14 @@ def scores(rows: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
 
 
 def row_argmax(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's first largest column and the value there, both of shape (rows,)."""
+    """Return each row's first largest column and its value, both of shape (rows,)."""
     on_cpu = block.device.type == "cpu"
     column = torch.from_numpy(block.numpy().argmax(axis=1)) if on_cpu else block.argmax(dim=1)
     return column, block.gather(1, column[:, None])[:, 0]
 
 
 def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.Tensor) -> torch.Tensor:
-    """Return each row's inner product with the centroid of its cluster, of shape (rows,)."""
+    """Return each row's inner product with its cluster's centroid, (rows,)."""
     if block.device.type == "cpu":
         own = np.take(centroids.numpy(), assignment.numpy(), axis=0)
         return torch.from_numpy(np.einsum("ij,ij->i", block.numpy(), own))
@@ -328,7 +328,7 @@ def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.T
 
 
 def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Assign each row to its nearest centroid (M step of Alg. 2): (N,) int64, and scores, (N,) float32.
+    """Assign each row to its nearest centroid (M step of Alg. 2); return scores too.
 
     Given the current assignment, a row moves only to a centroid that is better by more than a tie, so that equal
     centroids (duplicates split over several clusters) cannot trade rows for ever.
@@ -371,7 +371,7 @@ def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
 
 
 def normalized(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
-    """Return the centroids of summed members, unit float32 rows of shape (k, n); the E step of Alg. 2.
+    """Return the centroids of summed members, unit rows (k, n); E step of Alg. 2.
 
     Members that cancel out leave no direction; their cluster takes the first member's, which is as good as any.
     """
@@ -383,7 +383,7 @@ def normalized(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.
 
 
 def fill_empty(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, best: np.ndarray) -> None:
-    """Give every empty cluster a member, in place; no row's score falls and every cluster stays a nearest centroid.
+    """Give every empty cluster a member, in place; no row's score falls.
 
     An empty cluster's centroid becomes the worst-fitting row of a cluster of two or more, and every row that is
     nearer to it joins. That may empty another cluster, so it repeats. Each repeat raises the total score, or splits
@@ -409,7 +409,7 @@ def fill_empty(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, best
 
 
 def spare_rows(assignment: np.ndarray, best: np.ndarray, k: int, count: int) -> np.ndarray:
-    """Return the `count` lowest-scoring rows whose clusters keep a member without them; fewer where there are none."""
+    """Return the `count` lowest-scoring rows that leave no cluster empty."""
     sizes = np.bincount(assignment, minlength=k)
     order = np.lexsort((best, assignment))  # cluster by cluster, worst first
     first = np.cumsum(sizes) - sizes

@@ -82,7 +82,7 @@ class _Groups(NamedTuple):
 def fast_kmeans(
     rows: Rows, k: int, rng: np.random.Generator, max_rounds: int, report: Report
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], bool]:
-    """Return centroids, assignment, the mean cosine after each round and at the end, and if the rounds converged.
+    """Return centroids, assignment, mean cosines, and if the rounds converged.
 
     No step lowers it: see `_refine` for a round; the last assignment moves rows to nearer centroids only.
     """
@@ -143,7 +143,7 @@ class _Heads:
             self._held = torch.from_numpy(end_to_end(parts)[0]).to(rows.device)
 
     def of(self, block: torch.Tensor) -> torch.Tensor:
-        """Return the heads of any unit rows, of shape (rows, width + 1); tails are never less than the truth."""
+        """Return the heads of unit rows, (rows, width + 1); tails are upper bounds."""
         head = scores(block, self._basis)
         tail = (1 - head.square().sum(dim=1, keepdim=True)).clamp_min_(0).add_(_NOISE).sqrt_()
         return torch.cat([head, tail], dim=1)
@@ -159,12 +159,12 @@ class _Heads:
         return take_rows(self._held, torch.from_numpy(index).to(block.device))
 
     def as_rows(self) -> Rows | None:
-        """Return the heads as unit rows of shape (N, width); None where they are not held."""
+        """Return the heads as unit rows of shape (N, width), if they are held."""
         held = self._held
         return None if held is None else Rows(normalize(held[:, : self.width]), held.device)
 
     def seen(self, centroids: torch.Tensor) -> torch.Tensor:
-        """Return what rows are scored against in choosing: heads of the centroids, or these where heads fall short."""
+        """Return what rows are scored against: heads of centroids if these are enough."""
         if not self.enough:
             return centroids
         seen = self.of(centroids)
@@ -201,7 +201,7 @@ def _scattered(values: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
-    """Share k clusters out to cells: one each, the rest in proportion to a cell's rows, never more than it has rows."""
+    """Share k clusters out to cells, in proportion to rows, at least one each."""
     filled = (sizes > 0).astype(np.int64)
     spare = sizes - filled
     quota, remainder = np.divmod(spare * (k - filled.sum()), max(1, spare.sum()))
@@ -211,7 +211,7 @@ def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
 
 
 def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[torch.Tensor, np.ndarray]:
-    """Run a few rounds of Alg. 2 from k of the rows: centroids, and an assignment that leaves no cluster empty."""
+    """Run a few rounds of Alg. 2 from k of the rows; no cluster stays empty."""
     centroids = rows.take(np.sort(rng.choice(len(rows), size=k, replace=False)))
     for _ in range(rounds):
         assignment, best = assign(rows, centroids)
@@ -239,7 +239,7 @@ def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Gener
 
 
 def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
-    """Find each row's best other cluster, move the rows that are nearer to that one, then settle the rest: a round."""
+    """Move rows to nearer clusters, then settle single moves: a round."""
     target, gain, nearer = _propose(rows, heads, state, group_of, near)
     assignment = _keep_one_in_each(state.assignment, np.where(nearer, target, state.assignment), len(state.sums))
     _follow(rows, state, assignment)
@@ -252,7 +252,7 @@ def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near
 def _propose(
     rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Find each row's best move among its group's centroids, as `_best_moves` returns it, in the order of the rows."""
+    """Find each row's best move among its group's centroids, see `_best_moves`."""
     seen, row_group = heads.seen(state.centroids), group_of[state.assignment]
     order = np.argsort(row_group, kind="stable")
     bounds = np.searchsorted(row_group[order], np.arange(len(near) + 1)).tolist()
@@ -280,7 +280,7 @@ def _best_moves(
     looks: torch.Tensor,
     seen: torch.Tensor,
 ) -> tuple[np.ndarray, ...]:
-    """Find for each row of a group the candidate that gains most, the gain net of leaving, and whether it is nearer.
+    """Find each row's best candidate, its net gain, and whether it is nearer.
 
     The products of `looks` (rows) and `seen` (centroids) choose the candidate; the rows in all dimensions measure it.
     """
@@ -304,19 +304,19 @@ def _best_moves(
 
 
 def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Return |s + x| - |s|, what a row x adds to the summed cosine of a cluster of sum s; a fraction cancels less."""
+    """Return |s + x| - |s|, what x adds to a cluster; a fraction cancels less."""
     added = 2 * length * cosine + 1  # |s + x|^2 - |s|^2
     return added / ((length**2 + added).clamp_min(0).sqrt() + length)
 
 
 def _leaving(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Return |s| - |s - x|, what a member x takes away from the summed cosine of a cluster of sum s."""
+    """Return |s| - |s - x|, what a member x takes away from a cluster."""
     taken = 2 * length * cosine - 1  # |s|^2 - |s - x|^2
     return taken / (length + (length**2 - taken).clamp_min(0).sqrt())
 
 
 def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
-    """Return `new`, but with the first member of each cluster that all would leave still in it, as in `old`.
+    """Return `new`, with the first member of each cluster that all would leave.
 
     The total still rises: who stays loses nothing. A row that stays may be the only one that another cluster was to
     get, so this repeats; a cluster that has kept a row keeps it, so it ends.
@@ -330,7 +330,7 @@ def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
 
 
 def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
-    """Take over a new assignment, in place: clusters that gained or lost a row are summed again."""
+    """Take over a new assignment, in place: sum changed clusters again."""
     moved = state.assignment != assignment
     touched = np.unique(np.concatenate([state.assignment[moved], assignment[moved]]))
     number = np.full(len(state.sizes), -1)
@@ -388,7 +388,7 @@ def _move(state: _State, moving: torch.Tensor, source: np.ndarray, target: np.nd
 
 
 def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int) -> np.ndarray:
-    """Take, of moves in order of preference, those that share no cluster with one taken before."""
+    """Take, by preference, moves that share no cluster with one taken before."""
     used = np.zeros(k, dtype=bool)
     taken = []
     for _ in range(4):  # four sweeps find nearly all; the others wait for the next pass
@@ -407,7 +407,7 @@ def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int)
 
 
 def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) -> tuple[np.ndarray, np.ndarray]:
-    """Move each row to its nearest centroid among those of the groups nearest to the row: assignment and scores.
+    """Move each row to its nearest centroid in the row's nearest groups.
 
     They are chosen by heads where these are enough. Of 25,000 rows in 3,125 clusters, 5 miss a nearer centroid.
     """
@@ -431,7 +431,7 @@ def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) ->
 def _nearest_of_groups(
     looks: torch.Tensor, seen: torch.Tensor, centers: torch.Tensor, clusters: list[np.ndarray]
 ) -> torch.Tensor:
-    """Find each row's nearest centroid among those of its nearest groups: rows of shape (m, width), result (m,)."""
+    """Find each row's nearest centroid in its nearest groups: (m, width) → (m,)."""
     probes = min(_PROBES, len(centers))
     parts = [
         scores(looks[slice(*limits), : centers.shape[1]], centers).topk(probes, sorted=False).indices

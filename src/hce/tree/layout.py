@@ -50,12 +50,12 @@ class Cells(NamedTuple):
 
 
 def site_level(tree: Hierarchy) -> int:
-    """Return the level whose nodes are the map's sites: the last inner one that has few enough of them."""
+    """Return the level of the map's sites: the last with few enough nodes."""
     return max((level for level in range(1, tree.depth) if tree.node_count(level) <= MOST_SITES), default=1)
 
 
 def place_sites(tree: Hierarchy, level: int) -> np.ndarray:
-    """Return a place for each node of a level, of shape (S, 2), float64, within the unit square."""
+    """Return a place for each node of a level, (S, 2), within the unit square."""
     centroids = as_unit_rows(tree.levels[level - 1].centroids.astype(np.float64))
     count = len(centroids)
     if count < 5:  # too few for t-SNE
@@ -84,7 +84,7 @@ def place_sites(tree: Hierarchy, level: int) -> np.ndarray:
 
 
 def cells(sites: np.ndarray) -> Cells:
-    """Return the cells of sites of shape (S, 2); points in the sea around them keep those at the coast small."""
+    """Return the cells of sites, (S, 2); points in the sea keep the coast small."""
     count = len(sites)
     voronoi = Voronoi(np.concatenate([sites, _sea(sites)]))
     polygons = [np.array(voronoi.regions[region]) for region in voronoi.point_region[:count]]
@@ -103,7 +103,7 @@ def cells(sites: np.ndarray) -> Cells:
 def place_documents(
     tree: Hierarchy, sites: np.ndarray, documents: np.ndarray, vectors: np.ndarray, tell: Tell = lambda share: None
 ) -> np.ndarray:
-    """Return a place for each document in the cell of its site, of shape (N, 2), float32.
+    """Return a place for each document in the cell of its site, (N, 2).
 
     Args:
         tree: the tree.
@@ -141,7 +141,7 @@ def place_documents(
 
 
 def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return places for vectors of shape (B, n) next to their nearest of those there, of shape (m, n) with places."""
+    """Return places for vectors (B, n) next to their nearest among (m, n)."""
     cosines = vectors @ there.T
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :BESIDE]
     weights = np.exp(10 * np.take_along_axis(cosines, nearest, axis=1))
@@ -160,7 +160,7 @@ def _within_unit_square(sites: np.ndarray) -> np.ndarray:
 
 
 def _spread(places: np.ndarray) -> np.ndarray:
-    """Fill a disc evenly and keep neighbors: each place moves to the middle of its cell, again and again."""
+    """Fill a disc evenly: each place moves to the middle of its cell, repeatedly."""
     places = places - places.mean(axis=0)
     reach = 1.08 * np.linalg.norm(places, axis=1).max()
     turn = 2 * np.pi * np.arange(RIM) / RIM
@@ -212,7 +212,7 @@ class _Borders(NamedTuple):
         return self.sites[site] + off / np.maximum(over.max(axis=1) / EDGE, 1)[:, None]
 
     def fill(self, places: np.ndarray, site: np.ndarray) -> np.ndarray:
-        """Spread the places of each cell over all of it, evenly from its site to its borders, in their directions."""
+        """Spread the places of each cell evenly from its site to its borders."""
         count = np.bincount(site, minlength=len(self.sites))
         middle = np.stack([np.bincount(site, places[:, axis], len(count)) for axis in (0, 1)], axis=1)
         off = places - (middle / np.maximum(count, 1)[:, None])[site]
@@ -227,7 +227,7 @@ class _Borders(NamedTuple):
 
 
 def _neighbor_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray, tell: Tell) -> sparse.csr_matrix:
-    """Join each document with its nearest in its own leaf and the leaves around: (N, N), symmetric, ones."""
+    """Join each document with its nearest in leaves around: (N, N), symmetric."""
     count = len(documents)
     parent = tree.document_parent[documents]
     order = np.argsort(parent, kind="stable")

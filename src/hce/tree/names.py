@@ -68,7 +68,7 @@ def name_nodes(
 
 
 def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int = WORDS_IN_A_NAME) -> list[str]:
-    """Return the words that set `others` apart from `texts`, chosen as for a node's name.
+    """Return the words that set `others` apart, chosen as for a node's name.
 
     >>> distinguishing_words(["ships at sea"] * 3, ["ships at sea", "ships on canals", "canals and locks"], words=1)
     ['canals']
@@ -86,7 +86,7 @@ def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int
 
 
 def _counted(texts: Iterable[str]) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray] | None:
-    """Return which text has which word, 1 or 0, the words that may be in a name, and a number for each word.
+    """Return which text has which word, the words, and a number for each word.
 
     The number is the same for "cell" and "cells". Without any words, return None.
     """
@@ -108,7 +108,7 @@ def _counted(texts: Iterable[str]) -> tuple[sparse.csr_matrix, np.ndarray, np.nd
 
 
 def _without_addresses(text: str) -> str:
-    """Return a text in lower case without addresses, so that no node is named "http · www · com".
+    """Return a text in lower case without addresses.
 
     >>> _without_addresses("See https://example.org/a, or mail to me@example.org")
     'see   or mail to  '
@@ -130,12 +130,12 @@ class _Group(NamedTuple):
         return cls((member @ having).tocsr(), np.bincount(members, minlength=nodes))
 
     def shares(self, nodes: np.ndarray, words: np.ndarray) -> np.ndarray:
-        """Return the share of a node's documents that have a word, for pairs of node and word."""
+        """Return the share of a node's documents with a word, for pairs of both."""
         return np.asarray(self.having[nodes, words]).ravel() / self.sizes[nodes]
 
 
 def _weights(nodes: _Group, above: _Group, parent: np.ndarray, everywhere: _Group) -> sparse.csr_matrix:
-    """Weigh the words of each node against its parent, which has its siblings too, and against all documents."""
+    """Weigh the words of each node against its parent and all documents."""
     weights = nodes.having.tocoo().astype(np.float64)
     node, word = weights.row, weights.col
     share = weights.data / nodes.sizes[node]
@@ -146,7 +146,7 @@ def _weights(nodes: _Group, above: _Group, parent: np.ndarray, everywhere: _Grou
 
 
 def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarray, words: int) -> np.ndarray:
-    """Return the columns of a node's heaviest words, heaviest first, a word in one form only; ties by the alphabet."""
+    """Return the columns of a node's heaviest words, in one form; ties by alphabet."""
     ranked = weights.indices[np.lexsort((weights.indices, -weights.data))]
     fresh = ranked[~np.isin(singular[ranked], singular[inherited])]
     first_form = np.sort(np.unique(singular[fresh], return_index=True)[1])
@@ -154,12 +154,12 @@ def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarra
 
 
 def _singular(word: str) -> str:
-    """Return a word without the s of a plural: enough to keep "cell" and "cells" apart in one name."""
+    """Return a word without the s of a plural, to keep one form in a name."""
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
 def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dict[str, Any]:
-    """Return the tree as nested mappings: `level`, `node`, `size`, `name`, `children`; documents by id if given.
+    """Return the tree as nested mappings, with documents by id if given.
 
     Documents whose id is None are deleted ones, and left out; sizes are those of the tree.
     """
@@ -180,7 +180,7 @@ def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dic
 
 
 def outline(hierarchy: Hierarchy, *, levels: int = 2, most: int = 8) -> Tree:
-    """Draw the top of the tree for a terminal: the largest nodes first, with their names and sizes.
+    """Draw the top of the tree for a terminal: the largest nodes first.
 
     >>> import rich
     >>> tree = Hierarchy.build(np.repeat(np.eye(2, dtype=np.float32), [3, 1], axis=0), branching=3)
