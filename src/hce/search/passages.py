@@ -1,4 +1,4 @@
-"""An engine of passages, and one ranking of documents by what is nearest of each: a passage, or the whole."""
+"""An engine of passages, and one ranking of documents by what is nearest of each: a passage, or all of it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ ENGINE_FOLDER = "engine"
 class Nearest(NamedTuple):
     """The documents nearest to each query, best first; equal scores in order of number.
 
-    Attributes:
-        numbers: of the documents, of shape (Q, k), int64; −1 where there are fewer than k.
-        scores: of shape (Q, k), float32; −inf there.
-        passage_numbers: of the passages that gave the scores, of shape (Q, k); 0 where the document's own vector did.
+    Documents and scores are those of `Found`. A passage number, of shape (Q, k), is of the passage that gave the score;
+    0 where the document's own vector did.
     """
 
     numbers: np.ndarray
@@ -54,13 +52,13 @@ class PassageEngine:
         return len(self.passage_numbers)
 
     def add(self, passage_numbers: np.ndarray, documents: np.ndarray, vectors: np.ndarray) -> None:
-        """Take passages in; their numbers rise, and are above those that were ever added."""
+        """Add passages; their numbers rise, and are above those that were ever added."""
         self.engine.add(passage_numbers, vectors)
         self.passage_numbers = np.concatenate([self.passage_numbers, passage_numbers])
         self.documents = np.concatenate([self.documents, documents])
 
     def remove(self, documents: np.ndarray) -> None:
-        """Take the passages of documents out; a document that has none is passed over."""
+        """Remove the passages of documents; a document that has none is ignored."""
         gone = np.isin(self.documents, documents)
         if gone.any():
             self.engine.remove(self.passage_numbers[gone])
@@ -69,13 +67,8 @@ class PassageEngine:
     def merged_with(self, whole: Found, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Nearest:
         """Merge passages into the documents found: the k nearest, each once.
 
-        A document is as near as its own vector or its nearest passage.
-
-        Args:
-            whole: the k documents whose own vectors are nearest.
-            queries: unit rows of shape (Q, n), float32.
-            k: 1 or more.
-            allowed: search among these documents only, rising.
+        A document is as near as its own vector or its nearest passage. `whole` are the k documents whose own vectors
+        are nearest to the queries (Q, n); `allowed` are documents to search among, rising.
         """
         allowed_passages = None if allowed is None else self.passage_numbers[np.isin(self.documents, allowed)]
         available = len(self) if allowed_passages is None else len(allowed_passages)
@@ -96,16 +89,14 @@ class PassageEngine:
         for row, numbers, scores in zip(rows.tolist(), found.numbers, found.scores, strict=True):
             there = numbers >= 0
             passage_numbers = np.concatenate([np.zeros(whole.numbers.shape[1], np.int64), numbers[there]])
-            documents = np.concatenate([whole.numbers[row], self._documents_of(numbers[there])])
+            of_passages = self.documents[np.searchsorted(self.passage_numbers, numbers[there])]
+            documents = np.concatenate([whole.numbers[row], of_passages])
             both = np.concatenate([whole.scores[row], scores[there]])
             order = np.lexsort((passage_numbers, documents, -both))
             order = order[documents[order] >= 0]
             order = order[np.sort(np.unique(documents[order], return_index=True)[1])][:k]  # the best of each document
             for column, values in zip(nearest, (documents, both, passage_numbers), strict=True):
                 column[row, : len(order)] = values[order]
-
-    def _documents_of(self, passage_numbers: np.ndarray) -> np.ndarray:
-        return self.documents[np.searchsorted(self.passage_numbers, passage_numbers)]
 
     def save(self, folder: Path) -> None:
         """Write everything into an existing, empty folder."""
