@@ -730,7 +730,7 @@ def test_a_log_that_nobody_has_recovered_is_said(unwritable):
         (unwritable / f"copy-{name}").replace(unwritable / name)
     (line,) = read_without_rights(unwritable, "read").communicate()[0].splitlines()
     assert line == (
-        f"{unwritable}: there is a log ({unwritable}/documents.sqlite-wal) that only who may write here can read; "
+        f"{unwritable}: there is a log ({unwritable}/documents.sqlite-wal), which needs write permission to be read; "
         "have its owner open the index once"
     )
 
@@ -750,7 +750,7 @@ def test_who_only_reads_sees_what_others_write(unwritable):
     add(store := Store(unwritable, DIM), "b")  # while the reader holds what it sees for unchangeable
     store.close()
     output, _ = reader.communicate("\n")
-    assert output.splitlines() == [f"{unwritable}: someone wrote to this index while it was read; try again"]
+    assert output.splitlines() == [f"{unwritable}: another process wrote to this index while it was read; try again"]
 
 
 def test_a_full_disk_can_be_read_from(store, tmp_path):

@@ -1,19 +1,19 @@
-"""Index: documents that come and go, found by words and by meaning.
+"""Index: search documents by words and by meaning, and add or remove them at any time.
 
-An index has an encoder, a store of the documents, and an engine of vectors and an index of words, derived from the
-store. Adding and removing documents needs no training. `IndexState` is what one process has open of an index.
+An index has an encoder and a store of documents. An engine of vectors and an index of words are derived from the store.
+Adding and removing documents needs no training. `IndexState` holds what one process has open of an index.
 
-A search and writes of other threads and processes:
+How a search stays correct while other threads and processes write:
 
-- A write is one transaction. A reader of the store sees one moment, however long it is held.
-- A reindexing switches to another encoder. `IndexState.reading` adopts the manifest that names it, and opens readers
-  until one sees the vectors of that encoder.
-- Query vectors of the earlier encoder are then useless: `IndexState.search` raises `ReindexedError`, and its callers
+- A write is one transaction. A reader of the store sees one moment, however long it is open.
+- A reindexing activates another encoder. `IndexState.reading` adopts the manifest that names it, and opens new readers
+  until one sees that encoder's vectors.
+- Query vectors of the earlier encoder are then useless. `IndexState.search` raises `ReindexedError`, and its callers
   (`Index.search`, the web server) encode the queries again.
-- Engines and words are at one moment at a time. If another thread has brought them to a later moment than a reader
-  sees, lending them raises `MomentPassedError`, and `IndexState.search` searches again with a new reader.
-- A collection of Milvus has only its present moment. If documents are removed during a search, `ReplicaState.search`
-  copies what was written, and searches again.
+- Engines and words are at one moment at a time. Another thread may have brought them to a later moment than a reader
+  sees. Lending them then raises `MomentPassedError`, and `IndexState.search` searches again with a new reader.
+- A collection of Milvus has only its current moment. If documents are removed during a search, `ReplicaState.search`
+  copies the new writes, and searches again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from hce.progress import Advance, bars_shown, check_deadline, progress_bar
 from hce.search.engine import ELSEWHERE
 from hce.search.fusion import TOKENS_FIRST
 
-# With torch, or with what comes along with it: an index that is only searched needs none of them.
+# These import torch or its dependencies, which an index that is only searched does not need.
 if TYPE_CHECKING:
     from hce.encoding.reranker import Reranker
     from hce.index.create import HierarchyChoice
@@ -76,24 +76,24 @@ if TYPE_CHECKING:
 
 
 OF_MANIFEST = ("encoder", "fingerprint", "base_encoder", "fitted_documents", "dim", "format", "search", "curves")
-"""What the status of an index shows of its manifest unchanged."""
+"""Fields of the manifest that the status of an index shows unchanged."""
 
 
 class ReindexedError(InputError):
-    """Queries were encoded by another encoder than the one that the index has now."""
+    """The queries were encoded by an encoder that the index has since replaced."""
 
 
 class IndexEncoder:
-    """The encoder in an index's folder: loaded when needed, checked, and used by one thread at a time.
+    """The encoder in an index's folder: loaded when needed, verified, and used by one thread at a time.
 
-    Tokenizers are not made for several threads. `described` is the manifest, or its entry of the standby encoder;
-    `given` is the encoder itself, if the caller has it.
+    Tokenizers are not thread-safe. `described` is the manifest, or its entry for the standby encoder. `given` is the
+    encoder itself, if the caller has it.
     """
 
     def __init__(self, index_folder: Path, described: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
         self.index_folder = index_folder
         self.fingerprint = described.fingerprint  # known without loading it
-        self.suffix = described.suffix  # of the names of the encoder's folders
+        self.suffix = described.suffix  # ends the names of the encoder's folders
         self._known = described
         self._encoder = given
         self._lock = Lock()
@@ -104,12 +104,12 @@ class IndexEncoder:
         self._lock = Lock()
 
     def encoder(self) -> Encoder:
-        """Return the encoder; FormatError if it did not make the vectors."""
+        """Return the encoder; FormatError if it did not make the index's vectors."""
         with self._lock:
             return self._loaded()
 
     def encode(self, texts: Sequence[str], side: Side, on_tokens: OnTokens | None = None) -> np.ndarray:
-        """Encode texts to unit vectors of shape (texts, n); `on_tokens` gets tokens."""
+        """Encode texts to unit vectors (texts, n); `on_tokens` receives their tokens."""
         with self._lock:
             return self._loaded().encode(texts, side, on_tokens=on_tokens)
 
@@ -118,7 +118,7 @@ class IndexEncoder:
             folder = self.index_folder / self._known.encoder_folder
             check_tree(folder, self.index_folder)
             encoder = Encoder.load(folder)
-            # Hashing all weights takes longer than loading them; files that nobody touched need not be hashed.
+            # Hashing the weights takes longer than loading them, so skip it for files that nobody touched.
             if file_stamps(folder) != self._known.encoder_files and encoder.fingerprint != self._known.fingerprint:
                 raise FormatError(
                     f"{folder} is not the encoder that made this index's vectors ({self._known.encoder}); "
@@ -129,19 +129,19 @@ class IndexEncoder:
 
 
 class IndexState:
-    """What this process has open of an index: the manifest, and what belongs to it.
+    """The open parts of an index in this process, and the manifest that names them.
 
     Attributes:
         store: the documents.
-        derived: engine, engine of passages and words, all built from the store.
-        for_queries: the encoder of queries.
-        for_documents: a copy for documents, so that adding thousands does not keep a search waiting.
+        derived: the engine, the engine of passages, and the words, all built from the store.
+        for_queries: the encoder for queries.
+        for_documents: a second copy for documents, so that a search need not wait while thousands are added.
     """
 
     def __init__(self, path: Path, encoder: Encoder | None = None) -> None:
         self.path = path
         self.manifest = Manifest.read(path)
-        check_tree(path)  # before anything that opens files by their paths
+        check_tree(path)  # refuses links, before anything below opens files by path
         if encoder is not None and encoder.fingerprint != self.manifest.fingerprint:
             raise InputError(
                 f"{path} holds vectors of the encoder {self.manifest.encoder} ({self.manifest.fingerprint[:12]}), not "
@@ -154,9 +154,9 @@ class IndexState:
         self.derived = Derived(self.store, self.manifest)
         self._codes: dict[str, TokenCodes | None] = {}  # by the suffix of the encoder's folders
         self._cutter: Cutter | None = None
-        self._last_query: tuple[IndexEncoder, str, np.ndarray] | None = None  # what encoded it, text and vector
-        self._stamp: tuple[int, int] | None = None  # of the manifest's file; None while it may not be the current one
-        self._tree: tuple[Manifest, NumberedHierarchy | None] | None = None  # and the manifest that it was read for
+        self._last_query: tuple[IndexEncoder, str, np.ndarray] | None = None  # its encoder, text and vector
+        self._stamp: tuple[int, int] | None = None  # of the manifest's file; None if the manifest may be outdated
+        self._tree: tuple[Manifest, NumberedHierarchy | None] | None = None  # with the manifest that names it
 
     def close(self) -> None:
         """Close the files."""
@@ -165,27 +165,27 @@ class IndexState:
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Open one moment with vectors of the manifest's encoder."""
-        behind = None  # `since` of the manifest that the last reader was too early for
+        """Open a reader that sees the vectors of the manifest's encoder."""
+        behind = None  # `since` of the manifest that was newer than the last reader
         while True:
             with self.store.reading() as reader:
                 if self.keep_up(reader):
                     yield reader
                     return
-                if behind == self.manifest.since:  # this reader was opened after that manifest had been read
+                if behind == self.manifest.since:  # even a reader opened after that manifest was read is too old
                     raise FormatError(
-                        f"{self.store.path} is older than {MANIFEST_FILE}: it has no vectors of the encoder that the "
-                        "index got since; restore the whole folder from one copy"
+                        f"{self.store.path} is older than {MANIFEST_FILE}: it has no vectors of the index's current "
+                        "encoder; restore the entire folder from one copy"
                     )
                 behind = self.manifest.since
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
-        """Iterate over the documents above `after`, in order of number."""
+        """Yield the documents above `after`, in order of number."""
         with self.reading() as reader:
             yield from reader.entries(after)
 
     def keep_up(self, reader: Reader) -> bool:
-        """Adopt another process's manifest; return whether `reader` sees its vectors."""
+        """Adopt a manifest written since; return whether `reader` sees its vectors."""
         stamp = file_stamp(self.path / MANIFEST_FILE)
         if stamp != self._stamp:
             self.adopt(Manifest.read(self.path, reader), stamp)
@@ -194,7 +194,7 @@ class IndexState:
     def adopt(self, manifest: Manifest, stamp: tuple[int, int] | None = None) -> None:
         """Switch to another manifest of this index, and to its encoder."""
         if manifest.since < self.manifest.since:
-            return  # of an earlier moment than another thread has seen
+            return  # another thread has adopted a later one
         is_same_encoder = manifest.encoder_folder == self.manifest.encoder_folder
         is_same_place = manifest.engine_at == self.manifest.engine_at
         if not (is_same_encoder and is_same_place):
@@ -203,11 +203,11 @@ class IndexState:
             self.for_queries, self.for_documents = (IndexEncoder(self.path, manifest) for _ in range(2))
             self._cutter = None
         self._codes = {}
-        self.manifest = manifest  # last: whoever sees the new manifest sees what belongs to it
+        self.manifest = manifest  # last, so that a thread that sees the new manifest also sees its parts
         self._stamp = None if manifest.switch else stamp
 
     def present_encoder(self) -> IndexEncoder:
-        """Return the encoder of queries that the index has now."""
+        """Return the index's current encoder for queries."""
         if self._stamp is None or file_stamp(self.path / MANIFEST_FILE) != self._stamp:
             with self.store.reading() as reader:
                 self.keep_up(reader)
@@ -223,7 +223,7 @@ class IndexState:
         return vectors
 
     def encode_query(self, text: str) -> np.ndarray:
-        """Return the vector of a query, of shape (n,); that of the last is remembered."""
+        """Return the vector of a query, of shape (n,); the last one is cached."""
         last = self._last_query
         if last is not None and last[:2] == (self.present_encoder(), text):
             return last[2]
@@ -231,7 +231,7 @@ class IndexState:
 
     def encode_documents(self, texts: list[str]) -> np.ndarray:
         """Encode documents to unit vectors of shape (texts, n), and keep their tokens."""
-        encoder = self.for_documents  # which another thread may replace
+        encoder = self.for_documents  # read once: another thread may replace it
         return encode_keeping_tokens(encoder, self._codes_of(encoder), texts)
 
     def insert(self, writer: Writer, chunks: Iterator[list[Document]], advance: Advance) -> None:
@@ -242,15 +242,15 @@ class IndexState:
 
     @property
     def tree(self) -> NumberedHierarchy | None:
-        """The tree of the documents at creation (or at the last rebuild) with their numbers, if there is one."""
+        """The tree of the documents at creation or at the last rebuild, with their numbers; None without a tree."""
         manifest, known = self.manifest, self._tree
-        if known is None or known[0] != manifest:  # every search asks: a missing tree is not looked for each time
+        if known is None or known[0] != manifest:  # also remembers that there is no tree: every search asks
             known = self._tree = manifest, load_tree(self.path)
         return known[1]
 
     def _codes_of(self, encoder: IndexEncoder) -> TokenCodes | None:
-        """Return the tokens of the texts that an encoder has read; None if none are kept."""
-        if self.manifest.engine in ELSEWHERE:  # whose readers would not have them
+        """Return the token codes kept for an encoder; None if none are kept."""
+        if self.manifest.engine in ELSEWHERE:  # its readers on other machines would not have them
             return None
         known = self._codes
         if encoder.suffix not in known:
@@ -269,13 +269,13 @@ class IndexState:
         unique: bool = False,
         matched: bool = True,
     ) -> list[list[Hit]]:
-        """Search as `Index.search` does, for queries that are encoded already.
+        """Search as `Index.search` does, for queries that are already encoded.
 
-        The vectors are of shape (texts, n), or None if words alone are looked for; `fingerprint` is of the encoder that
-        made them, by default of the last one. `matched` is whether to fill in `Hit.matched`.
+        The vectors are of shape (texts, n), or None for a search by words alone. `fingerprint` names the encoder that
+        made them, by default the current one. `matched` says whether to fill in `Hit.matched`.
 
         Raises:
-            ReindexedError: the index has another encoder by now; encode the queries again.
+            ReindexedError: the index has another encoder now; encode the queries again.
         """
         check_mode(mode)
         check_k(k)
@@ -296,15 +296,15 @@ class IndexState:
         unique: bool,
         matched: bool,
     ) -> list[list[Hit]]:
-        """Search at one moment; then let tokens, which take long, reorder the hits."""
+        """Search at one moment; then close the reader, and reorder the hits by tokens."""
         with self.reading() as reader:
             if vectors is not None and self.manifest.fingerprint != fingerprint:
-                raise ReindexedError(f"{self.path}: it has another encoder by now; encode the queries again")
+                raise ReindexedError(f"{self.path}: the index has another encoder now; encode the queries again")
             encoder, shares = self.for_queries, self.manifest
             codes = self._codes_of(encoder) if mode == "hybrid" and shares.tokens_share > 0 else None
             hits = find_hits(
                 *(reader, self.derived, texts, vectors),
-                # A k above the number of documents would only take more memory.
+                # A k above the number of documents would only use more memory.
                 min(k if codes is None else max(k, TOKENS_FIRST), max(1, reader.moment().documents)),
                 *(mode, shares.words_share),
                 allowed=None if conditions is None else reader.numbers_where(conditions),
@@ -322,14 +322,13 @@ class IndexState:
 
 
 class Index:
-    """A folder of documents with their vectors; opened by any number of processes, written by one at a time.
+    """A folder of documents with their vectors; any number of processes open it, and one at a time writes to it.
 
-    An index can be used from several threads. Only a search by text or an addition loads the encoder, only a search
-    loads the engine.
+    An index is thread-safe. Opening it loads neither encoder nor engine: the first call that needs one loads it.
 
     Attributes:
         path: the folder.
-        state: what this process has open of the index, for hce's own modules.
+        state: the open parts of the index in this process, for hce's own modules.
         with_matched: whether searches fill in `Hit.matched`; without, a search for 100 hits takes a third of the time.
         is_replica: whether the index is read from a collection of Milvus, and refuses writes.
     """
@@ -358,10 +357,10 @@ class Index:
         tokens: bool = True,
         progress: bool = False,
     ) -> Index:
-        """Make an index in a new folder, and open it.
+        """Create an index in a new folder, and open it.
 
-        Stopped half-way, it leaves only the vectors encoded so far, in `PATH.unfinished`; the same call goes on there.
-        Stopped when only the engine was missing, it leaves the index, and the first search builds the engine.
+        An interrupted call leaves the vectors encoded so far in `PATH.unfinished`; the same call resumes from there.
+        If only the engine was missing, the index is left there, and the first search builds the engine.
 
         >>> shoes, hats = Document("a", "red shoes"), Document("b", "blue hats", metadata={"year": 2024})
         >>> with Index.create("my-index", [shoes], "static") as index:
@@ -372,23 +371,23 @@ class Index:
         Args:
             path: the new folder.
             corpus: the first documents.
-            encoder: what encodes documents and queries; a copy of it is kept in the folder. By name, "static" is
-                fitted to the corpus first, and a model that `hce train` wrote brings its tree along if that is of
-                this corpus.
-            hierarchy: the tree of these documents, in their order; "grow" grows one where the model has none.
-            engine: "codes" scans codes of the vectors, and scores the best again by the vectors; "exact" scores all
-                vectors; "milvus" lives elsewhere.
-            at: the address of Milvus: `http://HOST:PORT`, or the path of a file that ends in `.db`; behind `#` may
-                stand the name of the collection.
-            language: of the texts, whose endings are cut off words; "none" matches words unchanged.
+            encoder: encodes documents and queries; the folder gets a copy of it. The name "static" means a table,
+                which is first fitted to the corpus. The folder of a model that `hce train` wrote brings the tree
+                along, if the model was trained on this corpus.
+            hierarchy: a tree of these documents, in their order; "grow" grows one if the model has none.
+            engine: "codes" scans codes of the vectors, and scores the best candidates again by the vectors; "exact"
+                scores all vectors; "milvus" is a server.
+            at: the address of Milvus: `http://HOST:PORT`, or the path of a file that ends in `.db`. `#NAME` after it
+                names the collection.
+            language: the language of the texts, for stemming; "none" matches words unchanged.
             words_share: how much words count in a hybrid search, from 0 to 1; by default it is calibrated, see
                 `hce.training.calibration`.
-            tokens: keep the tokens of texts, where the encoder is a transformer, and let them put the first hits of a
-                hybrid search into a better order: about 50 bytes a token. Not with an engine that lives elsewhere.
-            progress: show bars.
+            tokens: with a transformer, keep the tokens of texts (about 50 bytes each), to improve the order of the
+                first hits of a hybrid search. Milvus keeps none.
+            progress: show progress bars.
 
         Raises:
-            InputError: the folder is there already, or an argument is not what it has to be.
+            InputError: the folder exists already, or an argument is not valid.
         """
         from hce.index.create import build_parts, create_index
 
@@ -417,7 +416,7 @@ class Index:
         calibration: Calibration | None = None,
         language: str = "english",
     ) -> Index:
-        """Make an index for measurements, which is deleted with this object.
+        """Create an index for measurements, which is deleted along with this object.
 
         >>> from hce import Encoder
         >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")])
@@ -427,9 +426,9 @@ class Index:
         Args:
             corpus: the documents.
             encoder: encodes documents and queries.
-            vectors: of the documents, unit rows of shape (N, n), where they are computed already.
+            vectors: the documents' vectors, unit rows of shape (N, n), if already computed.
             calibration: how much words and tokens count; by default it is chosen as in `create`.
-            language: whose endings are cut off words.
+            language: the language of the texts, for stemming.
         """
         from hce.index.create import create_index
 
@@ -454,13 +453,13 @@ class Index:
         """Open an index.
 
         Args:
-            path: the folder of an index; or the address of the collection of Milvus that an index writes to, which is
-                then only read (docs/guide.md).
-            encoder: the encoder that made its vectors, to spare loading the index's own copy.
+            path: the folder of an index. Or the address of a Milvus collection that an index writes to: it is opened
+                for reading only (docs/guide.md).
+            encoder: the encoder that made the vectors, so that the index's own copy need not be loaded.
 
         Raises:
             FormatError: there is no index, it is damaged, or a newer version wrote it.
-            InputError: `encoder` is another one.
+            InputError: `encoder` did not make the vectors.
         """
         replica = None if (Path(path) / MANIFEST_FILE).exists() else replica_at(path, encoder)
         return cls(path, encoder) if replica is None else replica
@@ -482,19 +481,20 @@ class Index:
     # ------------------------------------------------------------------------------------------------- documents
 
     def add(self, *batches: Iterable[Document], progress: bool = False) -> int:
-        """Add documents, all or none; when the call returns, they survive a crash.
+        """Add documents, all or none; once the call returns, they survive a crash.
 
         Only new texts are encoded.
 
         Args:
-            batches: a corpus or any documents; several are added together.
-            progress: show a bar.
+            batches: a corpus or other documents; several batches are added in one write.
+            progress: show a progress bar.
 
         Returns:
-            How many were added.
+            The number of documents added.
 
         Raises:
-            InputError: an id is there already, a document is not sound, or (`WriterBusyError`) someone else is writing.
+            InputError: an id exists already, or a document is not valid.
+            WriterBusyError: another process is writing.
         """
         sound = [checked(batch) for batch in batches]
         with self._writing(sound, progress) as (writer, advance):
@@ -506,21 +506,22 @@ class Index:
         return sum(map(len, sound))
 
     def update(self, *batches: Iterable[Document], progress: bool = False) -> int:
-        """Add documents, all or none, instead of those with the same ids.
+        """Add documents, all or none, and replace those with the same ids.
 
-        A text that is the same keeps its vector.
+        An unchanged text keeps its vector.
 
         Returns:
-            How many were written.
+            The number of documents written.
 
         Raises:
-            InputError: a document is not sound or empty, or (`WriterBusyError`) someone else is writing.
+            InputError: a document is empty or not valid.
+            WriterBusyError: another process is writing.
         """
         sound = [checked(batch) for batch in batches]
         for batch in sound:
             if isinstance(batch, Corpus) and batch.left_out:
                 emptied = min(batch.left_out)
-                raise InputError(f"document {emptied!r} has neither text nor title; to take it out, remove it")
+                raise InputError(f"document {emptied!r} has neither text nor title; to delete it, use remove")
         with self._writing(sound, progress) as (writer, advance):
             chunks = without_unchanged(writer, chunks_of(sound), advance, keep=self.state.derived.mirror is None)
             self.state.insert(writer, chunks, advance)
@@ -530,10 +531,11 @@ class Index:
         """Remove documents, all or none; they stay removed after a crash.
 
         Returns:
-            How many were removed.
+            The number of documents removed.
 
         Raises:
-            InputError: an id is not there, or (`WriterBusyError`) someone else is writing.
+            InputError: an id does not exist.
+            WriterBusyError: another process is writing.
         """
         if isinstance(ids, str) or not isinstance(ids, Iterable):
             raise InputError(f"remove takes a list of ids, not a {type(ids).__name__}; put the single id into a list")
@@ -548,7 +550,7 @@ class Index:
 
     @contextmanager
     def _writing(self, batches: list[Sequence[Document]], progress: bool) -> Iterator[tuple[Writer, Advance]]:
-        """Open a write, and afterwards bring the engine up to date with it."""
+        """Open a write; afterwards, update Milvus, or rebuild the engine if that pays."""
         with (
             self.state.store.writing() as writer,
             progress_bar("adding", sum(map(len, batches)), "documents", show=progress) as advance,
@@ -558,7 +560,7 @@ class Index:
         self.state.derived.follow_write()
 
     def get(self, doc_id: str) -> Document | None:
-        """Return the document of an id, or None."""
+        """Return the document with this id, or None."""
         with self.state.store.reading() as reader:
             return reader.find(_checked_id(doc_id))
 
@@ -570,7 +572,7 @@ class Index:
             return reader.moment().documents
 
     def __iter__(self) -> Iterator[Document]:
-        """Iterate over all documents of one moment, in the order in which they came."""
+        """Iterate over all documents at one moment, in the order of their numbers."""
         for entry in self.state.entries():
             yield entry.document
 
@@ -635,18 +637,19 @@ class Index:
 
         Args:
             queries: a text or a list of texts.
-            k: how many; all where there are fewer (by words alone, those that share a word).
-            filter: conditions on metadata, see `hce.index.filters`; k documents are found if enough fulfil them.
-            mode: "hybrid", by words and meaning, the first hits in the order of a transformer's tokens where the index
-                has these; "dense", by meaning alone; "words", by BM25 alone.
-            unique: leave out what is near-equal to a better hit, which then names it (`Hit.folded`); see
-                `hce.index.ranking.fold_near_equal`. k documents are found if there are enough different ones.
-            rerank: a cross-encoder, or the directory or hub id of one, that puts the first hits into another order.
-            depth: how many of the first hits the cross-encoder reads; k, where that is more: all that are returned.
+            k: how many documents to return, fewer only if there are not enough. By words alone, only documents that
+                share a word are returned.
+            filter: conditions on metadata, see `hce.index.filters`; still returns k documents if enough match.
+            mode: "hybrid" ranks by words and meaning, and reorders the first hits by tokens if the index has these;
+                "dense" ranks by meaning alone; "words" by BM25 alone.
+            unique: leave out documents that are near-equal to a better hit, which then names them in `Hit.folded`; see
+                `hce.index.ranking.fold_near_equal`. Still returns k documents if there are enough different ones.
+            rerank: a cross-encoder that reorders the first hits, or its directory or hub id.
+            depth: how many of the first hits the cross-encoder reads; at least k.
 
         Raises:
-            InputError: k is not an integer from 1 on, a query is not a text, the filter is not a valid one, or
-                there is no such mode or cross-encoder.
+            InputError: k is not a positive integer, a query is not a text, the filter is not valid, or there is no such
+                mode or cross-encoder.
         """
         texts = checked_queries(queries)
         check_k(k)
@@ -667,7 +670,7 @@ class Index:
             return hits[0] if isinstance(queries, str) else hits
 
     def _reranker(self, rerank: Reranker | str | Path) -> Reranker:
-        """Return a cross-encoder; one that was given by name is kept for the next search."""
+        """Return a cross-encoder; one that is named stays loaded for the next search."""
         from hce.encoding.reranker import Reranker
 
         if isinstance(rerank, Reranker):
@@ -691,7 +694,7 @@ class Index:
         """Search by meaning alone for encoded queries: unit rows of shape (Q, n).
 
         Raises:
-            InputError: the vectors are not of that shape or hold NaN, or k or the filter is not a valid one.
+            InputError: the vectors have another shape or hold NaN, or k or the filter is not valid.
         """
         rows = checked_vectors(vectors, self.state.manifest.dim)
         return self.state.search([""] * len(rows), rows, k, filter, "dense")
@@ -707,20 +710,19 @@ class Index:
     ) -> bool | None:
         """Return whether a search's first hit is a good match; if not, nothing here is.
 
-        The hit is judged by its cosine and by the words of the query that it has, see `hce.index.ranking`. Where
-        tokens or a cross-encoder have put another hit first, the one of `hits` is judged that would be first without.
+        Two things are judged: the hit's cosine, and the share of the query's words in it; see `hce.index.ranking`.
+        Tokens or a cross-encoder may have put another hit first. Then the hit with the best score before that is judged.
 
         Args:
             query: the text that was searched for.
-            hits: what `search` returned.
-            filter: the filter that `search` was given.
-            mode: the mode that `search` was given.
-            vector: the query's vector, of shape (n,), if at hand; the vector of the last search is remembered.
+            hits: the hits that `search` returned.
+            filter: the filter that was passed to `search`.
+            mode: the mode that was passed to `search`.
+            vector: the query's vector, of shape (n,), if at hand; the vector of the last search is cached.
 
         Returns:
-            None if that is not known: nothing was found, or words alone or a part of the documents were searched.
-            Nor is it known where the index has few documents, or an engine that lives elsewhere. After a reindexing,
-            `rebuild` finds it out.
+            None if unknown: nothing was found, or the search had a filter or used words alone. It is also unknown if
+            the index has few documents or uses Milvus. After a reindexing it is unknown until `rebuild`.
         """
         noted = self.state.manifest.calibration
         if noted is None or not hits or filter is not None or mode == "words":
@@ -729,10 +731,10 @@ class Index:
         if calibration.fingerprint != self.state.manifest.fingerprint:
             return None
         vector = self.state.encode_query(query) if vector is None else vector
-        first = max(hits, key=lambda hit: hit.from_meaning + hit.from_words)  # the calibration knows of nothing else
+        first = max(hits, key=lambda hit: hit.from_meaning + hit.from_words)  # the thresholds were found without tokens
         with self.state.reading() as reader:
             if calibration.fingerprint != self.state.manifest.fingerprint or not reader.documents([first.number]):
-                return None  # it has another encoder by now, or the document is gone
+                return None  # the index has another encoder now, or the document is gone
             with suppress(MomentPassedError):
                 return calibration.is_good(closeness(reader, self.state.derived, query, vector, first))
         return None
@@ -745,20 +747,20 @@ class Index:
     ) -> dict[str, list[FacetCount]]:
         """Count documents by their values of metadata fields, most frequent first.
 
-        All documents that fulfil the filter are counted, whatever is searched for: by meaning every document is found,
-        sooner or later. Each element of a list counts; documents without the field do not.
+        All documents that match the filter are counted, not those that match a query: a search by meaning would find
+        every document sooner or later. Each element of a list counts; documents without the field do not.
 
         >>> documents = [Document(str(n), "shoes", metadata={"year": n // 10 * 10}) for n in (2009, 2012, 2015)]
         >>> Index.create("years", documents, "static").facets(["year"])
         {'year': [FacetCount(value=2010, documents=2), FacetCount(value=2000, documents=1)]}
 
         Args:
-            fields: of the metadata; `meta.year` is a field within a field.
-            filter: as `search` takes it.
-            most: how many values of each field.
+            fields: names of metadata fields; `meta.year` is the field `year` within `meta`.
+            filter: conditions, as for `search`.
+            most: how many values of each field to return.
 
         Raises:
-            InputError: no document has such a field, or the filter or `most` is not a valid one.
+            InputError: no document has such a field, or the filter or `most` is not valid.
         """
         check_k(most, "most")
         if not isinstance(fields, list | tuple | set | frozenset):
@@ -778,7 +780,7 @@ class Index:
             return reader.fields()
 
     def prepare(self) -> None:
-        """Load now what the first search would load: encoder, engine and words."""
+        """Load encoder, engine and words now, so that the first search need not."""
         self.state.present_encoder().encoder()
         with self.state.reading() as reader:
             for part in self.state.derived.parts(reader):
@@ -786,18 +788,18 @@ class Index:
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder, loaded if it was not; do not train it."""
+        """The encoder, loaded when first needed; do not train it."""
         return self.state.present_encoder().encoder()
 
     # ------------------------------------------------------------------------------------------------- upkeep
 
     @property
     def tree(self) -> NumberedHierarchy | None:
-        """The tree of the documents at creation (or at the last rebuild) with their numbers, where there is one."""
+        """The tree of the documents at creation or at the last rebuild, with their numbers; None without a tree."""
         return self.state.tree
 
     def status(self) -> IndexStatus:
-        """Return counts, sizes and names; loads neither encoder nor engine."""
+        """Return counts, sizes and names, without loading encoder or engine."""
         state = self.state
         with state.reading() as reader:
             manifest, tree, standby = state.manifest, state.tree, state.manifest.standby()
@@ -825,7 +827,7 @@ class Index:
     def drift(self, seed: int = 0) -> Drift:
         """Return whether it is time to retrain; see `hce.index.drift`.
 
-        Takes seconds, and loads the encoder.
+        This takes seconds, and loads the encoder.
         """
         from hce.index.drift import drift_of
 
@@ -844,23 +846,24 @@ class Index:
         tokens: bool | None = None,
         progress: bool = False,
     ) -> None:
-        """Build again what is derived from the documents: tree, engines and words.
+        """Rebuild everything derived from the documents: tree, engines and words.
 
-        Also gives the space of removed documents back, and forgets what only earlier snapshots need. Documents do not
-        change. Nor does the encoder, unless it is a table that was fitted to less than a quarter of the documents.
-        Then it is fitted to all of them, and all are encoded again, as by `reindex`. The encoder before the last
-        `reindex` is given up, with its vectors.
+        This also frees the space of removed documents, and deletes the records that only earlier snapshots need. The
+        documents do not change. A table that was fitted to less than a quarter of them is fitted to all of them, which
+        are then encoded again, as by `reindex`. No other encoder changes. The encoder before the last `reindex` is
+        deleted, with its vectors.
 
         Args:
-            engine: another engine from now on.
+            engine: the engine to use from now on; by default the current one.
             at: the address of Milvus, for the engine "milvus"; see `create`.
-            refit: whether a table may be fitted again. An encoder that was trained, or given, never is.
-            tokens: whether tokens are kept from now on, see `create`; all documents are read again for this. By
-                default, nothing changes.
-            progress: show bars.
+            refit: whether a table may be fitted again. An encoder that was trained or given is never fitted.
+            tokens: whether to keep tokens from now on, see `create`; all documents are read again for this. None
+                changes nothing.
+            progress: show progress bars.
 
         Raises:
-            InputError: no such engine, or (`WriterBusyError`) someone else is writing.
+            InputError: there is no such engine.
+            WriterBusyError: another process is writing.
         """
         from hce.index.create import rebuild
 
@@ -870,11 +873,11 @@ class Index:
     def reindex(
         self, encoder: Encoder | str | Path, *, words_share: float | None = None, progress: bool = False
     ) -> bool:
-        """Give the index another encoder, while it is searched and written to.
+        """Switch to another encoder while the index is searched and written to.
 
-        All documents are encoded while the old vectors serve. Then one commit activates the new ones, and every process
-        that has the index open uses them from its next search on. Documents that are written meanwhile are there before
-        and after. Interrupted, even by a kill, the same call goes on. The old encoder and vectors are kept for
+        All documents are encoded while searches use the old vectors. Then one commit activates the new ones, and every
+        process that has the index open uses them from its next search on. Documents written meanwhile are found before
+        and after. After an interruption, even a kill, the same call resumes. The old encoder and vectors are kept for
         `undo_reindex` until `rebuild`.
 
         >>> from hce.encoding.encoder import Encoder
@@ -883,12 +886,12 @@ class Index:
         (True, 'b')
 
         Args:
-            encoder: what encodes documents and queries from then on: by name, as `create` takes it.
-            words_share: how much words count in a hybrid search from then on; by default as in `create`.
-            progress: show a bar.
+            encoder: the new encoder for documents and queries, or its name, as for `create`.
+            words_share: how much words then count in a hybrid search; by default chosen as in `create`.
+            progress: show a progress bar.
 
         Returns:
-            Whether there was anything to do; False where the index has this encoder already.
+            Whether there was anything to do; False if the index already has this encoder.
 
         Raises:
             InputError: there is no such encoder, the index has no documents, or another process is reindexing it.
@@ -901,10 +904,10 @@ class Index:
         return manifest is not None
 
     def undo_reindex(self, *, progress: bool = False) -> None:
-        """Return to the encoder before the last `reindex`; encode later documents.
+        """Return to the encoder before the last `reindex`, and encode later documents with it.
 
         Raises:
-            InputError: there was none, or `rebuild` has given it up since.
+            InputError: there was none, or `rebuild` has deleted it since.
         """
         from hce.index.create import undo
 
@@ -912,7 +915,7 @@ class Index:
 
 
 def _checked_id(doc_id: str) -> str:
-    """Make sure that an id is a text."""
+    """Return an id; InputError if it is not a text."""
     if not isinstance(doc_id, str):
         raise InputError(f"an id is a string, not a {type(doc_id).__name__}")
     return doc_id

@@ -1,14 +1,14 @@
 """Store: the durable truth of an index in one SQLite file, and the transactions on it.
 
-A write is one transaction: when it returns it survives a power cut, and until then nothing of it is there. Readers see
-one moment, whatever is written meanwhile. Numbers of documents rise and are never given again, so an engine catches up
-by "all above the last number I know, less what was removed since".
+A write is one transaction. Once it returns, it survives a power cut; before that, no reader sees any of it. A reader
+sees one moment, whatever others write meanwhile. Document numbers rise and are never reused. So an engine catches up by
+adding all numbers above its last one and dropping those removed since.
 
-A connection belongs to the process that opened it and to the file that was there then: a forked process opens its own,
-and a file that was replaced meanwhile is refused. A folder without the right to write can be read. The log, into which
-SQLite writes first, is copied into the file only while nobody can write.
+A connection belongs to the process and the file it was opened for. A forked process opens its own, and a file that was
+replaced is refused. A folder can be read without write permission. SQLite writes to its log first; the log is copied
+into the main file only while nobody can write.
 
-SQLite notices damage to its own pages, but not to the values in them: a flipped bit in a text is another text. So each
+SQLite detects damage to its own pages, but not to the values in them: a flipped bit only makes another text. So each
 row has a checksum.
 """
 
@@ -50,30 +50,30 @@ from hce.progress import check_deadline
 
 STORE_FILE = "documents.sqlite"
 SECONDS_TO_WAIT = 5.0  # for another writer
-PAGE = 16_384  # pages of 16 KB waste little around vectors of a few KB
-CACHE_KILOBYTES = 4096  # small: pages go to the log along the way, while texts are encoded, and not all at the end
-LOG_BYTES = 64 * 2**20  # a log of up to 64 MB keeps the copying of pages into the main file out of most writes
-WORTH_A_COPY = 0.02  # of the pages that are free
+PAGE = 16_384  # pages of 16 KB waste little space around vectors of a few KB
+CACHE_KILOBYTES = 4096  # small, so that pages reach the log while texts are encoded, and not all at the end
+LOG_BYTES = 64 * 2**20  # up to this length the log is not copied, so most writes need not wait for a copy
+WORTH_A_COPY = 0.02  # share of free pages above which compacting rewrites the file
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
-STEPS_BETWEEN_LOOKS = 1000  # of SQLite's machine, some tens of rows; a look costs less than one of these
+STEPS_BETWEEN_LOOKS = 1000  # instructions of SQLite, some tens of rows; checking the deadline costs less than one
 PARAMETERS_AT_ONCE = 4096
 MOST_DIMENSIONS = 1 << 20
 ROWS_PER_FETCH = 8192
 
 
 class MomentPassedError(HceError):
-    """A derived part has gone on to a later moment than a reader sees; open another reader, and look again."""
+    """A derived part is at a later moment than the reader; search again with a new reader."""
 
 
 class Moment(NamedTuple):
-    """A moment of a store.
+    """The state of a store after one write.
 
     Attributes:
-        change: how many writes there had been.
-        token: drawn at random for each write, to distinguish two stores with the same number of writes. It has this
-            name on disk and in Milvus, and nothing to do with tokens of texts.
-        at: when the write was, in ISO 8601.
-        documents: how many documents there were.
+        change: how many writes there have been.
+        token: a random value, drawn for each write, that distinguishes two stores with the same number of writes. It
+            has this name on disk and in Milvus; it is unrelated to tokens of texts.
+        at: the time of the write, in ISO 8601.
+        documents: how many documents there are.
         last: the last number given so far.
     """
 
@@ -85,7 +85,7 @@ class Moment(NamedTuple):
 
 
 class WriteMark(NamedTuple):
-    """The identity of a write of a store: see `Moment`."""
+    """The identity of a write: its number and its random token, see `Moment`."""
 
     change: int
     token: str
@@ -107,14 +107,14 @@ class FacetCount(NamedTuple):
 
 
 class CutPassages(NamedTuple):
-    """The passages of a long document: their places in its `full_text`, in order, and vectors, of shape (P, n)."""
+    """The passages of a long document: their extents in its `full_text`, in order, and their vectors, (P, n)."""
 
     extents: Sequence[Passage]
     vectors: np.ndarray
 
 
 class PassageVectors(NamedTuple):
-    """Passages by number: numbers, rising, and those of their documents, of shape (P,); vectors of shape (P, n)."""
+    """Passages in order of number: their numbers (P,), their documents' numbers (P,), and their vectors (P, n)."""
 
     numbers: np.ndarray
     documents: np.ndarray
@@ -122,7 +122,7 @@ class PassageVectors(NamedTuple):
 
 
 class _Stamp(NamedTuple):
-    """What changes when a file is written to: device and inode, size, time, and the length of SQLite's log."""
+    """What changes when a store is written to: the file's identity, size and time, and the length of its log."""
 
     file: tuple[int, int]
     size: int
@@ -131,14 +131,14 @@ class _Stamp(NamedTuple):
 
 
 class Connection(sqlite3.Connection):
-    """A connection with the process that opened it; and the stamp of a file that is read without write access."""
+    """A connection, the process that opened it, and the file's stamp if it was opened without write permission."""
 
     process: int = 0
     stamp: _Stamp | None = None
 
     @property
     def is_inherited(self) -> bool:
-        """Whether the process that this one was forked from opened it."""
+        """Whether a parent process opened it, before a fork."""
         return self.process != os.getpid()
 
 
@@ -146,11 +146,11 @@ class Store:
     """One SQLite file, read and written from any number of threads and processes; one writes at a time."""
 
     def __init__(self, folder: str | Path, dim: int) -> None:
-        self._idle: list[Connection] = []  # each lent to one thread at a time
+        self._idle: list[Connection] = []  # free connections; each is lent to one thread at a time
         self._closed = False
         self._file: tuple[int, int] | None = None  # device and inode of the first one opened
         self.path = Path(folder) / STORE_FILE  # as errors name it
-        self._path = self.path.absolute()  # whatever folder the process goes to
+        self._path = self.path.absolute()  # still right if the process changes its working directory
         self.dim = dim
         heed_forks(self)
 
@@ -159,7 +159,7 @@ class Store:
 
     @classmethod
     def create(cls, folder: str | Path, dim: int) -> Store:
-        """Make an empty store in a folder that has none."""
+        """Create an empty store in a folder that has none."""
         store = cls(folder, dim)
         with store._errors(), closing(sqlite3.connect(store.path, isolation_level=None)) as connection:
             connection.execute(f"PRAGMA page_size = {PAGE}")
@@ -172,16 +172,16 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Open one consistent view, whatever is written meanwhile."""
+        """Open a consistent view that later writes do not change."""
         with self._lend() as connection, heeding_deadlines(connection):
             connection.execute("BEGIN")
             yield Reader(connection, self.dim)
 
     @contextmanager
     def reading_standby(self, dim: int) -> Iterator[Reader]:
-        """Open one moment with the standby vectors, of length `dim`, as the active ones."""
+        """Open a view in which the standby vectors, of length `dim`, are the active ones."""
         with self.reading() as reader:
-            for table in ("vectors", "passages"):  # names that are temporary go before all others
+            for table in ("vectors", "passages"):  # a temporary view hides the table of the same name
                 view = f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table}_beside"  # noqa: S608
                 reader._connection.execute(view)
             reader.dim = dim
@@ -189,14 +189,14 @@ class Store:
 
     @contextmanager
     def writing(self, wait: float | None = None) -> Iterator[Writer]:
-        """Open one transaction: all of it is durable, or on any error nothing.
+        """Open a transaction: on exit all of it is durable; after an error, none of it.
 
         Raises:
-            InputError: someone else is still writing after `wait` seconds, by default `SECONDS_TO_WAIT`; or the folder
-                was replaced since it was opened.
+            WriterBusyError: another process is still writing after `wait` seconds, by default `SECONDS_TO_WAIT`.
+            InputError: the index was replaced since it was opened, or may not be written to.
         """
         with self._lend() as connection:
-            if connection.stamp is not None or not os.access(self._path, os.W_OK):  # before SQLite would notice
+            if connection.stamp is not None or not os.access(self._path, os.W_OK):  # SQLite would notice only later
                 raise sqlite3.OperationalError("attempt to write a readonly database")
             try:
                 _be_patient(connection, SECONDS_TO_WAIT if wait is None else wait)
@@ -208,17 +208,17 @@ class Store:
                 _be_patient(connection, SECONDS_TO_WAIT)
 
     def compact(self) -> None:
-        """Give the space of removed documents back, if it is worth a copy of the rest."""
+        """Free the space of removed documents, if there is enough to justify a rewrite."""
         with self._lend() as connection:
             (pages,), (free,) = (connection.execute(f"PRAGMA {each}_count").fetchone() for each in ("page", "freelist"))
             if free > WORTH_A_COPY * pages:
                 connection.execute("VACUUM")
             self._copy_log(connection)
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            connection.execute(f"PRAGMA user_version = {version}")  # a write, which starts the log again
+            connection.execute(f"PRAGMA user_version = {version}")  # any write makes the copied log start over
 
     def close(self) -> None:
-        """Close the file; nothing is lost by not doing so."""
+        """Close the file; without this call, nothing is lost either."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
@@ -231,11 +231,13 @@ class Store:
     def _commit(self, connection: Connection, writer: Writer) -> None:
         """Make a transaction durable, and keep the log short."""
         if connection.is_inherited:
-            raise InputError(f"{self.path.parent}: a forked process cannot finish what its parent writes; write again")
+            raise InputError(
+                f"{self.path.parent}: a forked process cannot finish a write that its parent began; write again"
+            )
         writer.record()
         connection.execute("COMMIT")
         if self._log_size() > LOG_BYTES:
-            with suppress(sqlite3.Error, HceError):  # the write is done; who writes next copies the log
+            with suppress(sqlite3.Error, HceError):  # this write is durable anyway; the next one can copy the log
                 _be_patient(connection, 0)
                 self._copy_log(connection)
 
@@ -244,7 +246,7 @@ class Store:
         """Lend a connection to one thread, and roll back what is not committed.
 
         Raises:
-            InputError: the file was replaced since it was opened, or written to while it was read without write access.
+            InputError: the file was replaced since it was opened, or changed while it was opened as immutable.
             FormatError: there is no file.
         """
         if self._closed:
@@ -255,14 +257,14 @@ class Store:
                 yield connection
                 self._check_unchanged(connection)
             except sqlite3.DatabaseError:
-                self._check_unchanged(connection)  # what looks like damage may be pages of two moments
+                self._check_unchanged(connection)  # a file that changed meanwhile looks damaged: pages of two moments
                 raise
             finally:
                 self._take_back(connection)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn errors of SQLite into ours, which say what to do."""
+        """Convert SQLite's errors into ours, which name the remedy."""
         folder = self.path.parent
         try:
             yield
@@ -271,12 +273,12 @@ class Store:
                 raise WriterBusyError(
                     f"{folder}: another process is writing to this index; try again when it is done"
                 ) from error
-            if "decode" in str(error):  # a text that is no Unicode any more
+            if "decode" in str(error):  # damage has left a text that is not UTF-8
                 raise _damaged("a text") from error
             raise InputError(
                 f"{folder}: {error}; nothing was changed: check the disk's space and permissions"
             ) from error
-        # What the caller passed, not the file: a wrong argument must not look like lost data.
+        # The argument is wrong, not the file: do not let it look like lost data.
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError) as error:
             raise InputError(f"{folder}: {error}; nothing was changed: pass texts and whole numbers") from error
         except OverflowError as error:
@@ -294,12 +296,12 @@ class Store:
             return 0
 
     def _copy_log(self, connection: Connection) -> None:
-        """Copy the log into the file while nobody can write.
+        """Copy the log into the main file while nobody can write.
 
-        SQLite would copy at the end of a write, when others may be writing already. Its versions up to 3.51.2 (but not
-        3.44.6 and 3.50.7) can then lose what was written: https://sqlite.org/wal.html#walresetbug
+        SQLite's automatic copy comes at the end of a write, when others may be writing again. Versions up to 3.51.2
+        (except 3.44.6 and 3.50.7) can then lose a write: https://sqlite.org/wal.html#walresetbug
         """
-        connection.execute("BEGIN IMMEDIATE")  # others have to wait, and a second connection may copy
+        connection.execute("BEGIN IMMEDIATE")  # keeps writers out, but lets a second connection copy
         try:
             with self._lend() as second:
                 second.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -333,10 +335,10 @@ class Store:
             self.close()
 
     def _connect(self) -> Connection:
-        """Open the file, for reading alone where there is no right to write, or no room."""
+        """Open the file; read-only if there is no write permission, or no disk space."""
         stamp = self._stamp()
         try:
-            connection = self._opened("mode=rw")  # or read-only, where there is a log already that can be read
+            connection = self._opened("mode=rw")  # SQLite opens it read-only if a readable log exists already
         except sqlite3.OperationalError as error:
             if _is_busy(error):
                 raise
@@ -365,9 +367,9 @@ class Store:
         try:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # see `_copy_log`
-            connection.execute("PRAGMA journal_size_limit = 0")  # so that the file is as long as what is in it
+            connection.execute("PRAGMA journal_size_limit = 0")  # a copied log shrinks when it is written again
             connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
-            _check_schema(connection, str(self.path))  # which opens the log
+            _check_schema(connection, str(self.path))  # the first read, which opens the log
         except BaseException:
             connection.close()
             raise
@@ -377,12 +379,12 @@ class Store:
         if "unable to open" not in str(error) and "readonly" not in str(error):
             return error
         return InputError(
-            f"{self.path.parent}: there is a log ({self.path}-wal) that only who may write here can "
-            "read; have its owner open the index once"
+            f"{self.path.parent}: there is a log ({self.path}-wal), which needs write permission to be read; "
+            "have its owner open the index once"
         )
 
     def _check_place(self) -> None:
-        """Refuse another file than the one that was opened first."""
+        """Fail if the file is not the one that was opened first."""
         found = self._stamp().file
         if self._file is None:
             self._file = found
@@ -392,9 +394,11 @@ class Store:
             )
 
     def _check_unchanged(self, connection: Connection) -> None:
-        """Refuse what was read as unchangeable from a file that has changed."""
+        """Fail if a file that was opened as immutable has changed."""
         if connection.stamp is not None and connection.stamp != self._stamp():
-            raise WriterBusyError(f"{self.path.parent}: someone wrote to this index while it was read; try again")
+            raise WriterBusyError(
+                f"{self.path.parent}: another process wrote to this index while it was read; try again"
+            )
 
     def _stamp(self) -> _Stamp:
         try:
@@ -411,10 +415,10 @@ class Store:
 
 
 class Reader:
-    """One moment of a store.
+    """A view of a store at one moment.
 
     Attributes:
-        dim: the length of a vector; the store notes it once it has had another one than at creation.
+        dim: the length of a vector. The store records it once it differs from the length at creation.
     """
 
     def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
@@ -426,31 +430,31 @@ class Reader:
     def moment(self) -> Moment:
         """Return the moment that this reader sees."""
         if (row := self._one(f"{MOMENTS} ORDER BY change DESC LIMIT 1")) is None:
-            raise FormatError(f"{STORE_FILE} is damaged (it knows of no change); {FROM_A_COPY}")
+            raise FormatError(f"{STORE_FILE} is damaged (it records no write); {FROM_A_COPY}")
         return Moment(*row)
 
     def moment_at(self, change: int, token: str) -> Moment | None:
-        """Return an earlier moment of this store; None if the store never was in it."""
+        """Return an earlier moment; None if it is not of this store, or was forgotten."""
         row = self._one(f"{MOMENTS} WHERE change = ? AND token = ?", (change, token))
         return Moment(*row) if row else None
 
     def find(self, doc_id: str) -> Document | None:
-        """Return the document of an id, or None."""
+        """Return the document with this id, or None."""
         row = self._one("SELECT id, title, text, metadata FROM documents WHERE id = ?", (doc_id,))
         return _document(*row) if row else None
 
     def present(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Return which of these ids there are: id → number, and the key of its content."""
+        """Return those ids that exist: id → number and content key."""
         rows = self._each_in("SELECT id, number, content FROM documents WHERE id IN ({})", ids)
         return {doc_id: (number, content) for doc_id, number, content in rows}
 
     def documents(self, numbers: Iterable[int]) -> dict[int, Document]:
-        """Return documents by number; those that are not there are left out."""
+        """Return documents by number; skip numbers that do not exist."""
         rows = self._each_in("SELECT number, id, title, text, metadata FROM documents WHERE number IN ({})", numbers)
         return {number: _document(*row) for number, *row in rows}
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
-        """Read all documents above `after` with number and vector, in order of number."""
+        """Yield documents above `after` with number and vector, in order of number."""
         query = (
             "SELECT number, vector, id, title, text, metadata FROM documents JOIN vectors USING (number) "
             "WHERE number > ? ORDER BY number"
@@ -459,21 +463,21 @@ class Reader:
             yield Entry(number, _document(*row), _vectors([vector], self.dim)[0])
 
     def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
-        """Read number and full text of each document above `after`, in order."""
+        """Yield number and full text of each document above `after`, in order."""
         query = "SELECT number, title, text FROM documents WHERE number > ? ORDER BY number"
         for number, title, text in self._connection.execute(query, (after,)):
             yield number, Document("", text, title).full_text
 
     def numbers(self) -> np.ndarray:
         """Return the numbers of all documents, rising, of shape (N,), int64."""
-        return np.sort(self._numbers("SELECT number FROM documents"))  # by way of a small index, in its order
+        return np.sort(self._numbers("SELECT number FROM documents"))  # SQLite reads a small index, in its order
 
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of all documents, rising, int64, and their content keys."""
-        return self._two_columns("SELECT number, content FROM documents")  # by way of a small index
+        return self._two_columns("SELECT number, content FROM documents")  # SQLite reads a small index, not the texts
 
     def are_there(self, numbers: np.ndarray) -> np.ndarray:
-        """Return which of some numbers, of any shape, are there, as bool."""
+        """Return for each number, in an array of any shape, whether it exists."""
         found = self._each_in("SELECT number FROM documents WHERE number IN ({})", np.unique(numbers).tolist())
         return np.isin(numbers, np.fromiter((number for (number,) in found), np.int64))
 
@@ -482,15 +486,15 @@ class Reader:
         return int(self._one("SELECT count(*) FROM vectors WHERE number > ?", (number,))[0])
 
     def removed_since(self, change: int) -> np.ndarray:
-        """Return the numbers removed by later writes than this one."""
+        """Return the numbers that writes after this one removed."""
         return self._numbers("SELECT number FROM removed WHERE change > ?", (change,))
 
     def removed_up_to(self, number: int) -> int:
-        """Count how many of the first `number` documents are not there any more."""
+        """Count the removed ones among the first `number` documents."""
         return int(self._one("SELECT count(*) FROM removed WHERE number <= ?", (number,))[0])
 
     def numbers_at(self, moment: Moment) -> np.ndarray:
-        """Return the numbers of the documents up to a moment, rising."""
+        """Return the numbers of the documents that existed at a moment, rising."""
         numbers = np.union1d(self.numbers(), self.removed_since(moment.change))
         return numbers[numbers <= moment.last]
 
@@ -507,32 +511,32 @@ class Reader:
         return np.array([found[number] for number in numbers.tolist()], np.float32).reshape(len(numbers), self.dim)
 
     def vectors_of(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
-        """Return the vectors of those texts that some document here has."""
+        """Return the vectors of those texts that a document here already has."""
         wanted = {content_key(text): text for text in texts}
         query = "SELECT content, title, text, vector FROM documents JOIN vectors USING (number) WHERE content IN ({})"
         found = {}
         for content, title, text, vector in self._each_in(query, wanted):
-            if Document("", text, title).full_text == wanted[content]:  # and not another text of the same key
+            if Document("", text, title).full_text == wanted[content]:  # two texts can have the same key
                 found[wanted[content]] = _vectors([vector], self.dim)[0]
         return found
 
     def has_passages(self) -> bool:
-        """Return whether a document here is long enough to be read in passages."""
+        """Return whether any document is long enough to have passages."""
         return self._has_table("passages") and bool(self._one("SELECT 1 FROM passages LIMIT 1"))
 
     def passages(self, after: int = 0) -> PassageVectors:
-        """Read the passages of documents above `after`; where `has_passages`."""
+        """Read the passages of documents above `after`; needs `has_passages`."""
         (count,) = self._one("SELECT count(*) FROM passages WHERE document > ?", (after,))
-        # By way of the index, which leads to the last documents alone; numbers of passages rise with their documents'.
+        # In order of document SQLite uses an index, and reads only these rows. Passage numbers rise in the same order.
         query = "SELECT number, document, vector FROM passages WHERE document > ? ORDER BY document, number"
         (numbers, documents), vectors = self._with_vectors(query, after, count)
-        if (np.diff(numbers) < 0).any():  # they do not where a rebuild was broken off
+        if (np.diff(numbers) < 0).any():  # an interrupted rebuild can leave them out of order
             order = np.argsort(numbers)
             return PassageVectors(numbers[order], documents[order], vectors[order])
         return PassageVectors(numbers, documents, vectors)
 
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
-        """Read the passages of some documents; where `has_passages`."""
+        """Read the passages of some documents; needs `has_passages`."""
         rows = sorted(self._each_in("SELECT number, document, vector FROM passages WHERE document IN ({})", documents))
         numbers, of, blobs = list(zip(*rows, strict=True)) or ((), (), ())
         return PassageVectors(np.array(numbers, np.int64), np.array(of, np.int64), _vectors(blobs, self.dim))
@@ -542,7 +546,7 @@ class Reader:
         return self._two_columns("SELECT number, document FROM passages")
 
     def extents(self, numbers: Iterable[int]) -> dict[int, Passage]:
-        """Return the places of passages in their `full_text`, by number."""
+        """Return the extents of passages in their `full_text`, by number."""
         rows = self._each_in("SELECT number, start, stop FROM passages WHERE number IN ({})", numbers)
         return {number: Passage(*extent) for number, *extent in rows}
 
@@ -555,13 +559,13 @@ class Reader:
             yield document, {number: Passage(*extent) for _, number, *extent in rows}
 
     def last_standby(self) -> int | None:
-        """Return the last number with a standby vector, or 0; None without the table."""
+        """Return the last number with a standby vector, or 0; None without a table."""
         if not self._has_table("vectors_beside"):
             return None
         return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
 
     def numbers_where(self, conditions: Filter) -> np.ndarray:
-        """Return the numbers of documents whose metadata fit, rising."""
+        """Return the numbers of documents whose metadata match a filter, rising."""
         condition = compile_filter(conditions)
         query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608  see hce.index.filters
         numbers = self._numbers(query, condition.parameters)
@@ -569,9 +573,9 @@ class Reader:
         return numbers
 
     def facet(self, field: str, conditions: Filter | None, most: int) -> list[FacetCount]:
-        """Count the documents that fulfil conditions by a field's values, most first."""
+        """Count the documents that match a filter by a field's values, most first."""
         query = facet_query(field, conditions, most)
-        # Half a surrogate pair, which JSON may hold and no filter can ask for, is shown as what cannot be read.
+        # JSON may hold half a surrogate pair, which no filter can match: show it as a replacement character.
         self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
         try:
             rows = self._connection.execute(query.sql, query.parameters).fetchall()
@@ -589,7 +593,7 @@ class Reader:
         return summarize_fields(json.loads(metadata) for metadata in rows.values())
 
     def _require_fields(self, fields: Iterable[str]) -> None:
-        """Refuse fields that no document has, unless there are no documents."""
+        """Fail on a field that no document has, unless there are no documents."""
         for field in fields:
             condition = field_exists(field)
             query = f"SELECT count(*) FROM (SELECT 1 FROM documents WHERE {condition.sql} LIMIT 1)"  # noqa: S608
@@ -601,7 +605,7 @@ class Reader:
                 raise InputError(f"no document has a field {field!r} to filter by; known fields: {known}")
 
     def raw_rows(self, table: str) -> Iterator[tuple[Any, ...]]:
-        """Read the rows of a table unchecked, texts as bytes, and last the checksum."""
+        """Yield the rows of a table unchecked, with texts as bytes and the checksum last."""
         self._connection.text_factory = bytes
         try:
             query = f"SELECT {', '.join(COLUMNS[table])}, checksum FROM {table}"  # noqa: S608  all are from here
@@ -610,15 +614,15 @@ class Reader:
             self._connection.text_factory = str
 
     def change_checksum(self, change: Sequence[Any]) -> int:
-        """Return what the checksum of a raw row of `changes` has to be."""
+        """Compute the checksum that a raw row of `changes` should have."""
         return change_checksum(self._connection, change)
 
     def row_count(self, table: str) -> int:
-        """Count the rows of a table; 0 if there is none of this name."""
+        """Count the rows of a table; 0 if it does not exist."""
         return int(self._one(f"SELECT count(*) FROM {table}")[0]) if self._has_table(table) else 0  # noqa: S608
 
     def faults(self) -> list[str]:
-        """Return what SQLite finds wrong with its own pages, a line each."""
+        """Return the faults that SQLite finds in its own pages, one line each."""
         lines = [str(line) for (line,) in self._connection.execute("PRAGMA integrity_check")]
         return [] if lines == ["ok"] else lines
 
@@ -633,7 +637,7 @@ class Reader:
         return np.fromiter((number for (number,) in self._connection.execute(query, parameters)), dtype=np.int64)
 
     def _two_columns(self, query: str) -> tuple[np.ndarray, np.ndarray]:
-        """Read two columns of numbers in order of the first, each (rows,), int64."""
+        """Read two columns of numbers, sorted by the first, each (rows,), int64."""
         rows = sorted(self._connection.execute(query))
         first, second = np.array(rows, dtype=np.int64).reshape(len(rows), 2).T
         return first, second
@@ -658,19 +662,19 @@ class Reader:
 
 
 class Writer(Reader):
-    """One transaction under way."""
+    """An open transaction."""
 
     def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
         super().__init__(connection, dim)
         self._before = self.moment()
         self._last, self._documents = self._before.last, self._before.documents
         self._touched = False
-        self.next = WriteMark(self._before.change + 1, secrets.token_hex(8))  # of this write, once it is done
+        self.next = WriteMark(self._before.change + 1, secrets.token_hex(8))  # identity of this write, if it commits
 
     def insert(
         self, documents: Sequence[Document], vectors: np.ndarray, passages: Mapping[int, CutPassages] | None = None
     ) -> None:
-        """Add documents with vectors (B, n), and passages by position."""
+        """Insert documents with vectors (B, n), and passages by position."""
         numbers = range(self._last + 1, self._last + 1 + len(documents))
         rows = [(number, *_row(document)) for number, document in zip(numbers, documents, strict=True)]
         try:
@@ -686,7 +690,7 @@ class Writer(Reader):
         self._touched |= bool(documents)
 
     def delete(self, numbers: Sequence[int]) -> None:
-        """Take documents out, and their passages."""
+        """Delete documents with their vectors and passages, standby ones included."""
         queries = ["DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"]
         if self._has_table("passages"):
             queries.append("DELETE FROM passages WHERE document = ?")
@@ -701,49 +705,49 @@ class Writer(Reader):
         self._touched |= bool(numbers)
 
     def replace(self, documents: Sequence[Document]) -> None:
-        """Write documents again whose `full_text` is what it was."""
+        """Update documents whose `full_text` did not change, and keep their vectors."""
         numbers = {doc_id: number for doc_id, (number, _) in self.present(each.id for each in documents).items()}
         rows = [(numbers[row[0]], *row) for row in map(_row, documents) if row[0] in numbers]
         query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ?, checksum = ? WHERE number = ?"
         self._connection.executemany(query, ((*row[2:], row_checksum(*row), row[0]) for row in rows))
         self._touched |= bool(documents)
 
-    # The next three make a store a copy of another one, without vectors: see `hce.milvus.replica`.
+    # The next three keep a replica, a copy of another store without vectors: see `hce.milvus.replica`.
 
     def start_over(self, dim: int) -> None:
-        """Take everything out, and expect vectors of another length."""
+        """Delete everything, and set the length of vectors."""
         self._make_passages()
         for table in ("documents", "vectors", "passages", "removed", "changes"):
             self._connection.execute(f"DELETE FROM {table}")  # noqa: S608  all are from here
         self._connection.execute(f"PRAGMA user_version = {int(dim)}")
 
     def copy(self, documents: Mapping[int, Document], extents: Mapping[int, tuple[int, Passage]]) -> None:
-        """Add documents by number, and passages: number → document's number and extent."""
+        """Insert documents by number, and passages: number → document and extent."""
         self._insert("documents", ((number, *_row(each)) for number, each in documents.items()), row_checksum)
         rows = ((number, document, *extent) for number, (document, extent) in extents.items())
         query = "INSERT OR REPLACE INTO passages (number, document, start, stop, vector) VALUES (?, ?, ?, ?, x'')"
         self._connection.executemany(query, rows)
 
     def go_to(self, moment: Moment, removed: Iterable[int]) -> None:
-        """Take documents out, and be at a moment of the other store."""
+        """Delete documents, and record a moment of the other store as this one's."""
         for number in removed:
             self._connection.execute("DELETE FROM documents WHERE number = ?", (number,))
             self._connection.execute("DELETE FROM passages WHERE document = ?", (number,))
             self._connection.execute("INSERT OR IGNORE INTO removed VALUES (?, ?)", (moment.change, number))
         self._insert_change(moment)
 
-    # Standby vectors are those of another encoder. Nothing of them can be found before `swap_standby`.
+    # Standby vectors are made by another encoder. No search finds them before `swap_standby`.
 
     def make_standby(self) -> None:
-        """Make empty tables for standby vectors, and drop any that are there."""
+        """Create empty tables for standby vectors, and drop older ones."""
         self.drop_standby()
-        self._make_passages()  # to change places with
+        self._make_passages()  # the swap needs both tables
         for statement in STANDBY_SCHEMA:
             self._connection.execute(statement)
         self._index_by_document("passages_beside")
 
     def fill_standby(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, CutPassages]) -> None:
-        """Insert standby vectors and passages; not of documents removed meanwhile."""
+        """Insert standby vectors and passages; skip documents removed meanwhile."""
         there = {number for (number,) in self._each_in("SELECT number FROM vectors WHERE number IN ({})", numbers)}
         rows = ((number, blob) for number, blob in zip(numbers, _blobs(vectors), strict=True) if number in there)
         self._insert("vectors_beside", rows, vector_checksum)
@@ -757,7 +761,7 @@ class Writer(Reader):
             self._connection.execute(f"DROP TABLE IF EXISTS {table}_beside")
 
     def swap_standby(self, dim: int) -> None:
-        """Exchange the active vectors and the standby ones, of length `dim`."""
+        """Swap the active vectors with the standby ones, which have length `dim`."""
         for table in ("vectors", "passages"):
             for name, new in ((table, "in_force"), (f"{table}_beside", table), ("in_force", f"{table}_beside")):
                 self._connection.execute(f"ALTER TABLE {name} RENAME TO {new}")
@@ -765,11 +769,11 @@ class Writer(Reader):
         self._touched = True
 
     def reindex(self) -> None:
-        """Have SQLite make its indexes again from the tables."""
+        """Have SQLite rebuild its own indexes from the tables."""
         self._connection.execute("REINDEX")
 
     def recount(self, documents: int) -> None:
-        """Count the documents again, and find which of the first `documents` are gone."""
+        """Recount the documents, and list the missing ones of the first `documents`."""
         there = self._connection.execute("SELECT number FROM vectors UNION SELECT number FROM documents").fetchall()
         numbers = {number for (number,) in there}
         self._last = max([self._last, documents, *numbers])
@@ -781,18 +785,18 @@ class Writer(Reader):
         self._touched = True
 
     def forget(self, documents: int) -> None:
-        """Forget earlier moments, but not which of the first `documents` are gone."""
+        """Delete records of earlier moments; keep removals of the first `documents`."""
         change = self._before.change
         self._connection.execute("DELETE FROM changes WHERE change < ?", (change,))
         self._connection.execute("DELETE FROM removed WHERE change < ? AND number > ?", (change, documents))
 
     def record(self) -> None:
-        """Write down that there was a change, if there was one."""
+        """Record this write as a change, if it changed anything."""
         if self._touched:
             self._insert_change(Moment(*self.next, now(), self._documents, self._last))
 
     def _insert(self, table: str, rows: Iterable[tuple[Any, ...]], checksum: Callable[..., int]) -> None:
-        """Put rows into a table, each with its checksum."""
+        """Insert rows into a table, each with its checksum."""
         columns, rows = (*COLUMNS[table], "checksum"), ((*row, checksum(*row)) for row in rows)
         marks = ", ".join("?" * len(columns))
         query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  all three are from here
@@ -817,26 +821,28 @@ class Writer(Reader):
         self._connection.execute(f"CREATE INDEX {name} ON {table} (document)")
 
     def _refused(self, documents: Sequence[Document]) -> InputError:
-        """Return why these were not inserted: an id that comes twice, or metadata."""
+        """Return the error for a failed insert: a repeated id, or unusable metadata."""
         present = self.present(each.id for each in documents).items()
         seen = {doc_id for doc_id, (number, _) in present if number <= self._last}
         for document in documents:
             if document.id in seen:
                 return InputError(f"id {document.id!r} comes twice; make ids unique")
             seen.add(document.id)
-        return InputError(f"the metadata of {documents[0].id!r} or a later document is no JSON for SQLite; simplify it")
+        return InputError(
+            f"SQLite refuses the metadata of {documents[0].id!r} or of a later document as JSON; simplify it"
+        )
 
 
 # ------------------------------------------------------------------------------------------------- rows and values
 
 
 def content_key(text: str) -> int:
-    """Hash what an encoder reads of a document to 64 bits."""
+    """Hash a document's full text to 64 bits: texts with a vector are found by it."""
     return hash64(text, signed=True)
 
 
 def now() -> str:
-    """Return the time, in ISO 8601."""
+    """Return the current time in UTC, in ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -853,12 +859,12 @@ def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
 
 
 def _blobs(vectors: np.ndarray) -> Iterator[bytes]:
-    """Yield vectors, of shape (N, n), as the store keeps them."""
+    """Yield vectors (N, n) as blobs: little-endian float32."""
     return map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
 
 
 def _vectors(blobs: Sequence[bytes], dim: int) -> np.ndarray:
-    """Return blobs as vectors, of shape (blobs, n)."""
+    """Convert blobs to vectors, of shape (blobs, n)."""
     try:
         return np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
     except (TypeError, ValueError) as error:
@@ -866,11 +872,11 @@ def _vectors(blobs: Sequence[bytes], dim: int) -> np.ndarray:
 
 
 def _damaged(what: str) -> FormatError:
-    return FormatError(f"{STORE_FILE}: {what} is damaged; 'hce check' tells which and what can be healed")
+    return FormatError(f"{STORE_FILE}: {what} is damaged; 'hce check' names it and says whether it can be repaired")
 
 
 def _metadata_json(document: Document) -> str:
-    """Write metadata as JSON for SQLite: NaN and infinity become null."""
+    """Convert metadata to JSON that SQLite accepts: NaN and infinity become null."""
     try:
         try:
             line = json.dumps(document.metadata, ensure_ascii=False, default=str, allow_nan=False)
@@ -878,7 +884,7 @@ def _metadata_json(document: Document) -> str:
             line = json.dumps(_without_nan(document.metadata), ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the metadata of {document.id!r} cannot be written as JSON ({error}); simplify it") from error
-    return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair goes back to its JSON escape
+    return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair becomes its JSON escape
 
 
 def _without_nan(value: Any) -> Any:
@@ -910,15 +916,15 @@ CREATE TABLE changes (
 CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (change, number)) WITHOUT ROWID;
 """
 
-# Made when the first long document comes. Numbers of passages rise too, and none is given again (AUTOINCREMENT).
+# Created with the first long document. Passage numbers rise too, and AUTOINCREMENT never reuses one.
 _PASSAGE_COLUMNS = (
     "(number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, start INTEGER NOT NULL, "
     "stop INTEGER NOT NULL, vector BLOB NOT NULL, checksum INTEGER)"
 )
 PASSAGES_SCHEMA = f"CREATE TABLE passages {_PASSAGE_COLUMNS}"
 
-# Standby vectors, of another encoder: see `hce.index.create`. Two pairs of tables exchange their names; an index of
-# SQLite keeps its name, whichever table it then belongs to.
+# Vectors of the standby encoder: see `hce.index.create`. Activating it swaps the names of two pairs of tables. SQLite's
+# index keeps its own name through that, so each table's index needs a name of its own.
 STANDBY_SCHEMA = (
     "CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER)",
     f"CREATE TABLE passages_beside {_PASSAGE_COLUMNS}",
@@ -933,14 +939,14 @@ COLUMNS = {
     "passages_beside": ("document", "start", "stop", "vector"),
     "changes": ("change", "token", "at", "documents", "last"),
 }
-"""The columns of each table with checksums, which are of all of them."""
+"""The columns of each table that has checksums; a row's checksum covers all of these."""
 MOMENTS = f"SELECT {', '.join(COLUMNS['changes'])} FROM changes"  # noqa: S608  all are from here
 REQUIRED = {"documents", "documents_by_content", "vectors", "changes", "removed"}
 FROM_A_COPY = "restore it from a copy or index again"
 
 
 def _normal(statement: str) -> str:
-    """Return a statement without the white space and quotes of ALTER TABLE."""
+    """Normalize a CREATE statement: ALTER TABLE changes white space and quotes."""
     one_line = " ".join(statement.split()).rstrip(";").replace("IF NOT EXISTS ", "").replace('"', "")
     return one_line.replace(" ,", ",").replace("( ", "(").replace(" )", ")")
 
@@ -955,7 +961,7 @@ KNOWN |= {
 
 
 def _check_schema(connection: sqlite3.Connection, where: str) -> None:
-    """Refuse a file of other tables: a view or a trigger could do anything."""
+    """Refuse a file with another schema: views and triggers could do anything."""
     try:
         rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
     except sqlite3.OperationalError as error:
@@ -969,23 +975,23 @@ def _check_schema(connection: sqlite3.Connection, where: str) -> None:
         made_by_sqlite = kind == "index" and statement is None and str(name).startswith("sqlite_autoindex_")
         if not made_by_sqlite and _normal(str(statement)) not in KNOWN.get(name, ()):
             raise FormatError(
-                f"{where} is damaged, or was changed by other software (the {kind} {name!r} is not as hce makes it); "
+                f"{where} is damaged, or was changed by other software (hce did not create the {kind} {name!r}); "
                 f"{FROM_A_COPY}"
             )
 
 
 def row_checksum(*values: int | str | bytes | None) -> int:
-    """Return the checksum of the values of a row."""
+    """Compute the checksum of a row's values."""
     return zlib.crc32(b"\0".join([each if type(each) is bytes else str(each).encode() for each in values]))
 
 
 def vector_checksum(number: int, vector: bytes) -> int:
-    """Return the checksum of a vector and its number, which is the start value."""
+    """Compute the checksum of a vector; its number is the start value."""
     return zlib.crc32(vector, number & 0xFFFFFFFF)
 
 
 def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> int:
-    """Return the checksum of a change and of the numbers that it removed."""
+    """Compute the checksum of a change and the numbers that it removed."""
     number, *rest = change
     removed = connection.execute("SELECT number FROM removed WHERE change = ? ORDER BY number", (number,))
     return row_checksum(number, *rest, *(each for (each,) in removed))
@@ -996,7 +1002,7 @@ def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> in
 
 @contextmanager
 def heeding_deadlines(connection: Connection) -> Iterator[None]:
-    """Interrupt statements by a DeadlineError once nobody waits for them."""
+    """Interrupt statements with a DeadlineError once their caller has given up."""
     connection.set_progress_handler(check_deadline, STEPS_BETWEEN_LOOKS)
     try:
         yield
@@ -1009,9 +1015,9 @@ def heeding_deadlines(connection: Connection) -> Iterator[None]:
 
 
 def require_own_files(path: Path) -> None:
-    """Refuse a file if SQLite would use or delete others on opening it.
+    """Refuse a file if opening it would make SQLite use or delete another file.
 
-    A journal can name a file that SQLite deletes as soon as it has undone the write; hce never makes such a journal.
+    A journal can name a file, which SQLite deletes after undoing the write. hce never makes such a journal.
     """
     for suffix in ("", "-wal", "-shm"):
         is_file(f"{path}{suffix}")
@@ -1031,7 +1037,7 @@ def _be_patient(connection: sqlite3.Connection, seconds: float) -> None:
 
 
 def _abandon(connection: Connection) -> None:
-    """Never close a connection: SQLite would tidy up while the parent writes."""
+    """Keep a connection open: on closing, SQLite would touch the parent's log."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
@@ -1039,7 +1045,7 @@ _heeding: WeakSet[Any] = WeakSet()
 
 
 def heed_forks(thing: Any) -> None:
-    """Call `thing.after_fork()` in every process that is forked from this one."""
+    """Call `thing.after_fork()` in every process forked from this one."""
     _heeding.add(thing)
 
 
