@@ -711,7 +711,7 @@ class Index:
         """Return whether a search's first hit is a good match; if not, nothing here is.
 
         Two things are judged: the hit's cosine, and the share of the query's words in it; see `hce.index.ranking`.
-        Tokens or a cross-encoder may have put another hit first. Then the hit with the best score before that is judged.
+        Tokens or a cross-encoder may have put another hit first. Then the hit that led before that is judged.
 
         Args:
             query: the text that was searched for.
@@ -904,7 +904,9 @@ class Index:
         return manifest is not None
 
     def undo_reindex(self, *, progress: bool = False) -> None:
-        """Return to the encoder before the last `reindex`, and encode later documents with it.
+        """Return to the encoder before the last `reindex`.
+
+        Documents that came later are encoded with it.
 
         Raises:
             InputError: there was none, or `rebuild` has deleted it since.
