@@ -137,7 +137,7 @@ def test_fewer_levels_more_document_losses(encoder, hierarchy):
         loop_bidirectional(queries, documents, sampled[:, None], 0.1, *nothing) for sampled in (upper, lower)
     )
     torch.testing.assert_close(named["document"].detach(), expected)
-    with pytest.raises(InputError, match="1 columns of sampled negatives cannot be dealt out evenly to 2"):
+    with pytest.raises(InputError, match="1 columns of sampled negatives cannot be divided evenly among 2"):
         summands_of(loss, encoder, ids, ids, [[1, 2, 5]])
 
 

@@ -1,12 +1,15 @@
 """The paper's Alg. 3: encode, cluster, measure; then epochs of optimize, measure, re-cluster if better.
 
-What the paper leaves open is settled so that training does no harm: the weights returned are the mix of the first and
-the trained ones, F0·(1 − λ) + F′·λ, that is best on held-out queries, and the first ones if no mix beats them.
+The paper returns the last weights. Here held-out queries choose a mix of the first and the trained weights,
+F0·(1 − λ) + F′·λ. If no mix beats F0, F0 is returned, so that training does little harm.
 
-Labeled queries that are held out are often few, and chance decides which epoch and which λ look best on them. So the
-last epoch's weights are kept with λ = 1, unless these queries clearly prefer others (docs/LOG.md). Pseudo-queries are
-many, and are not what people ask; the best epoch and λ by them are taken. For a table they are believed: training a
-table has almost always helped. Training without labels often harms a transformer, so there they need a clear gain.
+Held-out labeled queries are often few, and chance decides which epoch and which λ look best on them. So the last
+epoch's weights are kept with λ = 1, unless these queries clearly prefer others (docs/LOG.md). Pseudo-queries are many,
+but people ask other questions. They choose the epoch and λ that score best. For a table any gain counts, because
+training a table has almost always helped. Training without labels often harms a transformer, which needs a clear gain.
+
+The paper leaves open: the dev metric, which is NDCG@10 here (`hce.training.pairs`); and when to stop, which is after
+`epochs` rounds, or after `patience` epochs without improvement.
 """
 
 from __future__ import annotations
@@ -46,17 +49,18 @@ class TrainResult:
 
     Attributes:
         encoder: the encoder to use.
-        hierarchy: the tree, as this encoder sees it, of the documents trained on: all, or a sample of many.
-        history: an entry for each epoch, the start included.
-        mix: λ, how much of the trained weights is in the encoder; 0 means that training did not help.
-        before: dev measures of the encoder as it was given.
-        after: dev measures of the encoder returned. Where it has a word table, measured with one that was fitted
-            without the held-out documents, to avoid leakage.
-        metric: what the dev measure is, in words; as a number it is `Epoch.metric`.
+        hierarchy: the tree by this encoder's vectors, of the documents trained on: all, or a sample of many.
+        history: an entry for each epoch; the first is the encoder before training.
+        mix: λ, the share of the trained weights in the encoder; 0 means that training did not help.
+        before: dev measures of the encoder as given.
+        after: dev measures of the encoder returned. A word table is replaced there by one fitted without the held-out
+            documents, to avoid leakage.
+        metric: the name of the dev measure; `Epoch.metric` is its value.
         recipe: the settings used.
-        held_out: positions, among these, of the documents that were kept for measuring and not trained on.
-        calibration: how much words, tokens and companions count in a search, and what that was chosen by.
-        stages: dev measures after each thing that changed the encoder, in this order: fitting, training, companions.
+        held_out: positions among these of the documents kept for measuring and not trained on.
+        calibration: how much words, tokens and companions count in a search, and which questions chose that.
+        stages: dev measures after each stage that changed the encoder: fine-tuning, fitting, training, labels,
+            companions.
     """
 
     encoder: Encoder
@@ -74,17 +78,17 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class Fit:
-    """A result, and what the companions of its encoder are fitted and chosen by.
+    """A result, with the data that companions are fitted and chosen by.
 
     Attributes:
-        vectors: the documents' by the encoder of the result, of shape (N, n); None where nobody has encoded them.
+        vectors: the documents' vectors by the result's encoder, of shape (N, n); None if not encoded yet.
     """
 
     result: TrainResult  # what `hce.train` returns, if nothing else is done
     sources: Sources  # the pairs, and the documents that the held-out queries are made of
     devset: DevSet  # the held-out queries
-    ndcg_before: dict[str, np.ndarray]  # NDCG@10 of each of them, by kind, by the encoder as it was given
-    ndcg_after: dict[str, np.ndarray]  # the same, by the encoder of the result
+    ndcg_before: dict[str, np.ndarray]  # NDCG@10 of each held-out query, by kind, with the encoder as given
+    ndcg_after: dict[str, np.ndarray]  # the same, with the encoder of the result
     vectors: np.ndarray | None = None
 
     def dev_queries(self) -> list[DevQuery]:
@@ -116,10 +120,10 @@ def co_train(
         corpus: the documents.
         encoder: F0; its weights are changed in place.
         sources: where pairs come from.
-        devset: what decides.
+        devset: the held-out queries that decide when to re-cluster and which weights to keep.
         recipe: the settings.
-        ndcg_before: NDCG@10 of each held-out query, by kind, by the encoder as it was given, for the result.
-        checkpoints: where to keep the state; what an earlier, unfinished run left there is continued.
+        ndcg_before: NDCG@10 of each held-out query, by kind, with the encoder as given; kept for the result.
+        checkpoints: where to keep the state; an unfinished run found there is continued.
         progress: show a bar.
         on_epoch: called with each finished `Epoch`.
     """
@@ -130,7 +134,7 @@ def co_train(
         began = time.perf_counter()
         vectors, tree = _encode_and_cluster(trainer, checkpoints, 0)
         trainer.use_tree(tree, vectors)
-        is_known = encoder.table is None and not recipe.needs_vectors  # a transformer starts as it was given
+        is_known = encoder.table is None and not recipe.needs_vectors  # a transformer starts unchanged
         ndcg = ndcg_before if is_known else _measure(devset, encoder, vectors if recipe.needs_vectors else None)
         epoch = Epoch(0, _means(ndcg, encoder), seconds=round(time.perf_counter() - began, 3))
         best_weights = weights_of(encoder)
@@ -160,7 +164,7 @@ def co_train(
 
 
 def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, clustering_number: int) -> Hierarchy:
-    """Grow the tree of these vectors; one of the documents alone if none is wanted.
+    """Grow the tree of these vectors; with `tree=false`, a root and documents only.
 
     `clustering_number` is added to the seed: 0 at the start, e after epoch e, epochs + 1 for the weights to return.
     """
@@ -209,7 +213,7 @@ def _finish(
     *,
     is_broken: bool,
 ) -> Fit:
-    """Choose the weights to return, never NaN; grow their tree and measure them."""
+    """Choose the weights to return (never NaN), grow their tree and measure them."""
     encoder, recipe, history = run.trainer.encoder, run.trainer.recipe, run.history
     if is_broken:  # the best epoch then counts as the last one
         encoder.model.load_state_dict(run.best_weights)
@@ -218,7 +222,7 @@ def _finish(
     pure_epoch = {0.0: 0, 1.0: mix.epoch}.get(mix.share)  # the epoch whose weights these are; None for a true mix
     vectors = run.vectors if recipe.needs_vectors and run.tree_epoch == pure_epoch else None
     tree = run.tree
-    if recipe.tree and vectors is None:  # the present tree is of other weights
+    if recipe.tree and vectors is None:  # the current tree was grown from other weights
         vectors, tree = _encode_and_cluster(run.trainer, run.checkpoints, recipe.epochs + 1)
     is_measured = not is_broken and pure_epoch == history[-1].epoch
     ndcg_after = run.measured if is_measured and run.measured else devset.ndcg(encoder, vectors)
@@ -241,8 +245,8 @@ def _encode_and_cluster(
 ) -> tuple[np.ndarray, Hierarchy]:
     """Return the vectors and the tree of the corpus by the encoder's current weights.
 
-    Vectors that a killed run left may be of weights that differ in the last digits, where other processes add up in
-    another order.
+    Vectors of a killed run are replaced if their weights differ, as they may in the last digits: another number of
+    processes sums in another order.
     """
     place = None if checkpoints is None else checkpoints.vectors_folder(clustering_number)
     if trainer.recipe.needs_vectors:
@@ -264,7 +268,7 @@ def _means(ndcg: dict[str, np.ndarray], encoder: Encoder) -> dict[str, float]:
 
 
 class Mix(NamedTuple):
-    """A mix of the first and the trained weights, F0·(1 − λ) + F′·λ: λ, and the epoch whose weights are F′."""
+    """A mix of weights, F0·(1 − λ) + F′·λ: λ, and the epoch that F′ comes from."""
 
     share: float
     epoch: int
@@ -278,7 +282,7 @@ def load_kept(
     devset: DevSet,
     recipe: Recipe,
 ) -> Mix:
-    """Set an encoder's weights, now the last epoch's, to those that the recipe keeps."""
+    """Replace the last epoch's weights in an encoder by those that the recipe keeps."""
     best, last = best_epoch(history), history[-1].epoch
     weights = {best: best_weights, last: weights_of(encoder)}
     if recipe.keep != "mix":
@@ -287,7 +291,7 @@ def load_kept(
         load_mix(encoder, start_weights, weights[number], mix.share)
         return mix
     trusted = [last, best] if devset.is_labeled else [best]
-    if best in (0, last):  # if no epoch beat F0, part of the way may be better where all of it was too far
+    if best in (0, last):  # if no epoch beat F0, going part of the way may
         trusted = [last]
     return load_best_mix(encoder, start_weights, {epoch: weights[epoch] for epoch in trusted}, devset, recipe)
 
@@ -299,9 +303,9 @@ def load_best_mix(
     devset: DevSet,
     recipe: Recipe,
 ) -> Mix:
-    """Set the encoder's weights to the best mix of F0 and F′, one of some epochs'.
+    """Set the encoder's weights to the best mix of F0 and the weights of an epoch.
 
-    The most trusted epoch comes first: it is chosen where labeled queries do not clearly say otherwise.
+    The most trusted epoch comes first: it is chosen unless labeled queries clearly prefer another.
     """
     trust = list(trained_by_epoch)
     load_mix(encoder, start_weights, trained_by_epoch[trust[0]], 0.0)
@@ -316,7 +320,7 @@ def load_best_mix(
     chosen = Mix(0.0, trust[0])
     if ndcg_by_mix:
         best = max(ndcg_by_mix, key=lambda each: mean_ndcg(ndcg_by_mix[each]))
-        if devset.is_labeled:  # of those not clearly worse than the best, the most trusted epoch's with the largest λ
+        if devset.is_labeled:  # among mixes not clearly worse than the best: most trusted epoch, largest λ
             by_trust = sorted(ndcg_by_mix, key=lambda each: (trust.index(each.epoch), -each.share))
             chosen = next(each for each in by_trust if not is_clear_gain(ndcg_by_mix[each], ndcg_by_mix[best]))
         elif encoder.is_table or is_clear_gain(unmixed, ndcg_by_mix[best]):
@@ -346,7 +350,7 @@ def load_mix(
 def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> bool:
     """Return whether mean NDCG@10 rose by more than two standard errors, paired.
 
-    Nothing is clear where a kind has a single query, whose difference may be anything.
+    Return False if a kind has a single query: its variance is unknown.
     """
     differences = [after[kind] - ndcg for kind, ndcg in before.items()]
     if min(map(len, differences)) < 2:

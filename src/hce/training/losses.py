@@ -2,12 +2,19 @@
 
 The functions take vectors, node numbers and masks; nothing here tokenizes, samples, clusters or reads a corpus.
 `HCELoss` serves `hce.training.steps` and sentence-transformers' own trainer. "Eq." and "App." are those of the paper,
-*Hierarchical Corpus Encoder*; about false negatives the paper is silent.
+*Hierarchical Corpus Encoder*. The paper does not mention false negatives.
 
-Conventions: B queries (with one document each) on this process, G documents on all processes together (G = B when
-alone), S sampled negatives a query, K nodes of a level, n the width of a vector. A *forbidden* mask is True where a
-negative must not be used as one. Scores are computed in float32 whatever comes in, also under autocast (with τ = 0.01
-logits go up to 100, where bfloat16 has steps of 0.5); float64 stays float64.
+Letters in shapes:
+
+    B: queries on this process, each with one document
+    G: documents on all processes together; B with one process
+    S: sampled negatives per query
+    P: known positives per query, padded with −1
+    K: nodes of a level
+    n: dimensions of a vector
+
+A *forbidden* mask is True where a document must not be used as a negative. Scores are computed in float32, also under
+autocast: with τ = 0.01 logits reach 100, where bfloat16 has steps of 0.5. Float64 stays float64.
 """
 
 from __future__ import annotations
@@ -29,8 +36,8 @@ from hce.tree.hierarchy import Hierarchy
 
 Route = Literal["full", "gather"]
 
-# What a gathered float and a float of the full table cost, forward and backward, in multiply-adds of a product.
-# Measured on one CPU core, n = 384; a guess for everything else, where it costs time but no correctness.
+# Cost of a gathered float and of a float of the full table, forward and backward, in multiply-adds of a product.
+# Measured on one CPU core with n = 384. Elsewhere this is a guess; a wrong guess costs time, not correctness.
 _GATHERED_COST, _TABLE_COST = 200, 300
 # Past this many gathered floats (1 GiB) a batch is scored in full, if that is smaller.
 _GATHER_LIMIT = 2**28
@@ -65,7 +72,7 @@ def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = 
 
     A query without an allowed negative has loss 0 and gradient 0.
     """
-    # Relative to the positive, so that a small loss is not lost in the rounding of two large numbers.
+    # Relative to the positive: a small loss would drown in the rounding of two large numbers.
     gaps = negatives - positive[:, None]  # (B, K)
     if forbidden is not None:
         gaps = gaps.masked_fill(forbidden, -torch.inf)
@@ -100,8 +107,8 @@ def bidirectional(
         all_queries: The partners of `documents`, of shape (G, n); by default `queries`.
         forbidden_batch: True where document g must not be a negative of query b, of shape (B, G).
         forbidden_queries: True where query g must not be a negative of query b's document, of shape (B, G). By default
-            `forbidden_batch` read the other way round; needed if `forbidden_batch` and `all_queries` are given.
-        forbidden_sampled: True where a sampled document must not be used, or only fills a row up, of shape (B, S).
+            the transpose of `forbidden_batch`; needed if `forbidden_batch` and `all_queries` are given.
+        forbidden_sampled: True where a sampled document must not be used, or is padding, of shape (B, S).
     """
     rows = torch.arange(len(queries), device=queries.device)  # (B,)
     if own_row is None:
@@ -134,7 +141,7 @@ def bidirectional(
 
 
 def _and_own(forbidden: Tensor | None, scores: Tensor, own_column: Tensor) -> Tensor:
-    """Mark each row's own partner too, which would count twice: (B, G)."""
+    """Forbid each row's own partner too, or the positive would count twice: (B, G)."""
     is_own = torch.arange(scores.shape[1], device=scores.device) == own_column[:, None]  # (B, G)
     return is_own if forbidden is None else is_own | forbidden
 
@@ -142,13 +149,13 @@ def _and_own(forbidden: Tensor | None, scores: Tensor, own_column: Tensor) -> Te
 def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
     """Compute KL(softmax of the target ‖ softmax of the scores): (B, K) → (B,).
 
-    At a level, the target is the scores of a query's document: the query goes the way of its document, and nothing is
-    drawn to a centroid. Among neighbors, the target is a teacher's scores. No gradient passes through the target. In
-    every row some column must be allowed.
+    The paper has no such loss. At a level, the target is the scores of the query's document: the query follows its
+    document down the tree, and nothing is pulled toward a centroid. Among neighbors, the target is a teacher's scores.
+    No gradient passes through the target. Each row needs an allowed column.
     """
     wanted = target.detach().masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
     found = scores.masked_fill(forbidden, -torch.inf).log_softmax(dim=1)
-    differences = (wanted - found).masked_fill(forbidden, 0.0)  # −inf less −inf is no number
+    differences = (wanted - found).masked_fill(forbidden, 0.0)  # −inf − (−inf) is NaN
     return (wanted.exp() * differences).sum(dim=1)  # (B,)
 
 
@@ -168,9 +175,9 @@ def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ComparedDocuments:
-    """Documents as masks compare them: those of a batch have one axis (G,), sampled negatives two (B, S).
+    """What masks compare documents by: arrays of shape (G,) for a batch, (B, S) for sampled negatives.
 
-    Positions in the corpus and groups of equal texts are −1 if unknown; vectors are for near-duplicates.
+    Positions in the corpus and groups of equal texts are −1 if unknown. Vectors reveal near-duplicates.
     """
 
     positions: Tensor
@@ -179,7 +186,7 @@ class ComparedDocuments:
 
 
 def same(own_values: Tensor, values: Tensor) -> Tensor:
-    """Mark candidates of the row's own position or group, (B, G) or (B, S)."""
+    """Mark candidates with the row's own position or group, (B, G) or (B, S)."""
     return (own_values[:, None] == values) & (own_values[:, None] >= 0)
 
 
@@ -199,8 +206,9 @@ def false_negatives(
 ) -> Tensor:
     """Mark candidates, (G,) or (B, S), that are no true negatives of the row's query.
 
-    Such a candidate is the positive itself, another known positive, has the text of one of them, or (with a margin)
-    nearly the vector of the positive. `known` and `known_groups` are of shape (B, P), padded with −1.
+    These are the positive itself, other known positives, documents with the text of either, and (with a margin)
+    near-duplicates of the positive. The paper excludes only the positive itself. `known` and `known_groups` are of
+    shape (B, P), padded with −1.
     """
     forbidden = same(positives.positions, candidates.positions)
     if known is not None:
@@ -220,7 +228,7 @@ def false_negatives(
 
 
 class Siblings(NamedTuple):
-    """Who is whose sibling in one level."""
+    """Which nodes of a level are siblings."""
 
     parent: Tensor  # The parent of each node, of shape (K,)
     order: Tensor  # Node numbers grouped by parent, of shape (K,)
@@ -252,11 +260,11 @@ def level_loss(
 ) -> LevelLoss:
     """Compute L_H^(t) (Eq. 5): the node above the document against its siblings.
 
-    The optimizer moves centroids off the sphere (the paper does not say what it does about that): they are normalized
-    here. An only child has loss 0. A query is accurate if its node scores higher than every wrong sibling.
+    The optimizer moves centroids off the sphere. The paper does not say what happens then; here they are normalized
+    before each use. An only child has loss 0. A query is accurate if its node scores higher than every wrong sibling.
 
-    The optimum of Eq. 5 is near the centroid and not at the document: it draws what lies under a node together. With
-    `documents` given, a query is to go the way that its document would go, and no further: see `divergence`.
+    The optimum of Eq. 5 is near the centroid, not at the document, so it pulls all documents of a node together. With
+    `documents`, the query instead learns the scores of its document with these nodes, see `divergence`.
 
     Args:
         queries: Unit vectors, of shape (B, n).
@@ -264,27 +272,27 @@ def level_loss(
         node: The node of each query's document in this level, of shape (B,).
         siblings: The level's nodes by parent.
         temperature: τ_h, which may be softer than the τ of the documents.
-        right: Nodes that right documents of each query lie under, its own among them, padded with −1, of shape (B, P):
-            those among the siblings are right as well, −log Σ_right / Σ_siblings.
-        documents: The queries' documents, unit vectors of shape (B, n), to go the way of, instead of Eq. 5.
+        right: The nodes above each query's known positives, its own node included, of shape (B, P). Siblings among
+            them count as right too: −log Σ_right / Σ_siblings. The paper has one right node.
+        documents: The queries' documents, unit vectors of shape (B, n); `divergence` then replaces Eq. 5.
         route: "full" scores all K nodes and masks strangers, "gather" collects each query's siblings; by default the
             cheaper one. They agree.
     """
     counts, parent = siblings.start.diff(), siblings.parent[node]  # (B,)
     width = int(counts[parent].max()) if len(node) else 0
     route = route or _cheaper_route(len(queries), len(centroids), centroids.shape[1], width)
-    if route == "full":  # strangers are nodes of other parents, and what fills a row up
+    if route == "full":  # strangers: nodes of other parents, and padding
         nodes = torch.arange(len(centroids), device=node.device)  # (K,)
         candidates, strangers = centroids, siblings.parent != parent[:, None]
         is_own = nodes == node[:, None]  # (B, K)
     else:
         place = siblings.start[parent][:, None] + torch.arange(width, device=node.device)  # (B, W)
         strangers = place >= siblings.start[parent + 1][:, None]
-        nodes = siblings.order[place.minimum(siblings.start[parent + 1][:, None] - 1)]  # the last child fills rows up
+        nodes = siblings.order[place.minimum(siblings.start[parent + 1][:, None] - 1)]  # padded with the last child
         candidates, is_own = F.embedding(nodes, centroids), (nodes == node[:, None]) & ~strangers
 
     def scores_with_nodes(vectors: Tensor) -> Tensor:
-        """Score with normalized centroids, dividing scores to save a copy."""
+        """Score against normalized centroids; dividing the scores saves a copy."""
         lengths = precise(candidates).norm(dim=-1).clamp_min(1e-12)
         return scores_of(vectors, candidates, temperature) / lengths  # (B, W)
 
@@ -335,7 +343,7 @@ class Sampled:
 class TeacherScores:
     """Neighbors of each query's document, (B, S, n), and a teacher's scores of the document and of them, (B, 1 + S).
 
-    `forbidden` is True where a neighbor only fills the row up, of shape (B, S).
+    `forbidden` is True for padding, of shape (B, S).
     """
 
     vectors: Tensor
@@ -355,7 +363,7 @@ class InBatch:
 
 @dataclass(frozen=True)
 class HCESummands:
-    """L_HCE and its summands, all scalars: levels 1 … M, unweighted, the sum of the documents', and the neighbors'."""
+    """L_HCE and its summands, all scalars: unweighted levels 1 … M, the sum of document losses, the neighbor loss."""
 
     total: Tensor
     level_losses: tuple[Tensor, ...]
@@ -379,8 +387,8 @@ def hce_loss(
 ) -> HCESummands:
     """Compute L_HCE (Eq. 6): level losses 1 … M, bidirectional M + 1 … L.
 
-    The paper's samples for t are drawn under path[:t], which at t = L is the document itself; we take them to be drawn
-    under its parent, path[:t−1].
+    The paper samples the negatives of level t under path[:t], which at t = L is the document itself. Here they come
+    from under its parent, path[:t−1].
 
     Args:
         queries: Unit vectors, of shape (B, n).
@@ -389,10 +397,10 @@ def hce_loss(
         sampled: One entry for each of the levels M + 1 … L; None for in-batch negatives only.
         temperature: τ, of the documents.
         level_temperature: τ_h, of the levels; τ if not given, as in the paper.
-        level_target: "node" is Eq. 5; "document" has a query go the way of its document, see `divergence`.
-        level_weight: What the level losses count, 1 in the paper; their values are reported unweighted.
+        level_target: "node" is Eq. 5; with "document", the query follows its document, see `divergence`.
+        level_weight: The weight of the level losses, 1 in the paper; they are reported without it.
         pairing: Which query belongs to which document, across processes, and the masks.
-        teacher: Neighbors to be ranked as a teacher ranks them, which the paper does not have; counts once.
+        teacher: Neighbors to rank as a teacher does, with weight 1; the paper has none.
     """
     if not sampled:
         raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
@@ -424,9 +432,9 @@ def hce_loss(
 
 
 class Positions(NamedTuple):
-    """Where the documents of a batch stand in the corpus: each query's own (B,), sampled (B, S), right ones (B, P).
+    """Corpus positions of a batch's documents: each query's own (B,), sampled (B, S), known positives (B, P).
 
-    −1 stands for "unknown" and for padding; a query's own document is known.
+    −1 stands for "unknown" and for padding; a query's own document is never −1.
     """
 
     own: Tensor
@@ -437,14 +445,14 @@ class Positions(NamedTuple):
 class HCELoss(nn.Module):
     r"""L_HCE for sentence-transformers' own `SentenceTransformerTrainer`.
 
-    The dataset has the columns query, positive document and, if wanted, sampled negatives, in this order, and a column
-    `label`: the document's position (0, 1, …) in the corpus from which the hierarchy was made, or a list that starts
-    with it and goes on with the positions of the sampled negatives (one for each of their columns) and then with those
-    of further known positives of the query; −1 stands for "unknown" and for padding. Positions serve to mask false
-    negatives: with the document's alone, only those within the batch are recognized.
+    The dataset has the columns query, positive document and, if wanted, sampled negatives, in this order. Its column
+    `label` has the document's position (0, 1, …) in the corpus that the hierarchy was made from. A label may also be a
+    list: that position, the position of each sampled negative, then those of the query's other known positives. −1
+    stands for "unknown" and for padding. Positions serve to mask false negatives: with the document's alone, only those
+    within the batch are recognized.
 
-    With M < L − 1 there are L − M document losses; the columns of negatives are then divided among them evenly,
-    those of level M + 1 first. Vectors are normalized here, so the encoder need not do it.
+    With M < L − 1 there are L − M document losses. They share the columns of negatives evenly, level M + 1 first.
+    Vectors are normalized here, so the encoder need not do it.
 
     The centroids are parameters of this module, and the trainer trains them together with the encoder's. Their own
     learning rate is set in the training arguments, by name:
@@ -457,11 +465,11 @@ class HCELoss(nn.Module):
         loss_levels: M, how many levels have a loss, from 0 (no tree) to L − 1, the default.
         temperature: τ, of the documents.
         level_temperature: τ_h, of the levels.
-        level_target: "node", Eq. 5, or "document": a query goes the way of its document.
-        level_weight: What the level losses count.
-        mask: Whether known false negatives are left out; without, as in the paper, only the document itself is.
+        level_target: "node" is Eq. 5; with "document", the query follows its document.
+        level_weight: The weight of the level losses.
+        mask: Whether to mask known false negatives; False masks only the document itself, as in the paper.
         margin: Documents with d⁺·d⁻ above it are not used as negatives; None switches that off.
-        groups: One for each document, equal for equal texts, of shape (N,).
+        groups: A number for each document, equal for equal texts, of shape (N,).
         gather_across_devices: Use the documents and queries of all processes as negatives. Every process needs the same
             batch size.
     """
@@ -503,7 +511,7 @@ class HCELoss(nn.Module):
         self.margin = margin
         self.gather_across_devices = gather_across_devices
         used = hierarchy.levels[:loss_levels]
-        # Copies: training must not reach into the hierarchy.
+        # Copies, because training must not change the hierarchy.
         copies = (torch.from_numpy(np.array(level.centroids, dtype=np.float32)) for level in used)
         self.centroids = nn.ParameterList(map(nn.Parameter, copies))
         for t, level in enumerate(used, start=1):
@@ -586,7 +594,7 @@ class HCELoss(nn.Module):
             return [None] * count
         if len(columns) % count:
             raise InputError(
-                f"{len(columns)} columns of sampled negatives cannot be dealt out evenly to {count} document losses."
+                f"{len(columns)} columns of sampled negatives cannot be divided evenly among {count} document losses."
             )
         vectors = torch.stack(list(columns), dim=1)  # (B, S, n)
         candidates = self._documents(positions, vectors)

@@ -1,7 +1,7 @@
-"""The steps of an epoch: pairs in, one optimizer step out; what Alg. 3 calls OPTIMIZE.
+"""The steps of an epoch, OPTIMIZE in the paper's Alg. 3: pairs in, one optimizer step out.
 
-Knows pairs, negatives, the objective and the optimizer. When to measure, to re-cluster or to stop is decided in
-`hce.training.co_training`.
+This module knows pairs, negatives, the objective and the optimizer. `hce.training.co_training` decides when to measure,
+re-cluster or stop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hce.training.pairs import Batch, PairSource, Sources, batch_count, endless
 from hce.training.recipe import Optimizer, Recipe
 from hce.tree.hierarchy import Hierarchy
 
-TURNS = 8  # through the pairs in an epoch, at most
+TURNS = 8  # an epoch repeats few pairs at most this often
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Counters:
 
 
 class _SourceBatch(NamedTuple):
-    """One source's batch in a step: how much its loss weighs, its pairs, negatives drawn for them, and neighbors."""
+    """One source's batch in a step: the weight of its loss, its pairs, their negatives, and their neighbors."""
 
     weight: float
     batch: Batch
@@ -75,20 +75,21 @@ class _Column(NamedTuple):
 
 
 class Trainer:
-    """An encoder, its optimizer, and the objective of the current tree, which has to be given before the first step."""
+    """An encoder, its optimizer, and the objective of the current tree. Call `use_tree` before the first step."""
 
-    objective: HCELoss  # L_HCE for the current tree; this and all that follow are set by `use_tree`
-    negatives: Negatives  # how negatives are chosen, by the current tree
-    vectors: np.ndarray  # the documents' as clustering saw them, of shape (N, n)
-    neighbors: np.ndarray | None  # positions near each document, of shape (N, S), where a teacher ranks them
-    centroid_optimizer: torch.optim.Optimizer | None  # of the current tree's centroids, where the recipe trains them
+    # `use_tree` sets all of these.
+    objective: HCELoss  # L_HCE for the current tree
+    negatives: Negatives  # chooses negatives by the current tree
+    vectors: np.ndarray  # the documents' vectors that the tree was grown from, of shape (N, n)
+    neighbors: np.ndarray | None  # positions near each document, of shape (N, S); None without a teacher
+    centroid_optimizer: torch.optim.Optimizer | None  # of the tree's centroids; None if they stay fixed
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
         self.corpus = corpus
         self.held_out = sources.held_out
         self.encoder = encoder
         self.recipe = recipe
-        # L_J (Eq. 7): L_S + α·L_U, each a mean over its own batch. The paper has α = 0.5 in its setup, 1 in a footnote.
+        # L_J (Eq. 7): L_S + α·L_U, each a mean over its own batch. The paper's setup has α = 0.5, a footnote α = 1.
         alpha = recipe.alpha if sources.supervised is not None else 1.0
         weighted = ((1.0, sources.supervised), (alpha, sources.unsupervised))
         self.weighted = [(weight, source) for weight, source in weighted if source is not None]
@@ -111,7 +112,7 @@ class Trainer:
         self.centroid_optimizer = None
 
     def use_tree(self, tree: Hierarchy, vectors: np.ndarray) -> None:
-        """Set the current tree, and the documents' vectors that it was grown from."""
+        """Set the current tree and the vectors that it was grown from."""
         recipe = self.recipe
         self.vectors = vectors
         self.objective = HCELoss(
@@ -155,20 +156,20 @@ class Trainer:
     def steps(self, counters: Counters) -> Iterator[tuple[dict[str, float], int]]:
         """Take the remaining steps of the epoch; yield losses and the number of pairs.
 
-        A step whose loss or whose gradients are no numbers changes no weights, is not counted, and is the last.
+        If a loss or a gradient is NaN or infinite, its step changes no weights, is not counted, and ends the epoch.
         """
         recipe = self.recipe
         self.encoder.model.train(recipe.dropout or recipe.pseudo == "simcse")
         streams = [endless(source, recipe.batch_size, counters.steps_in_all) for _, source in self.weighted]
         while counters.steps_in_epoch < self.steps_per_epoch:
             self._set_learning_rate(counters.steps_in_all)
-            seed_step(recipe.seed, counters.steps_in_all)  # of dropout: a resumed run draws what it would have
+            seed_step(recipe.seed, counters.steps_in_all)  # for dropout: a resumed run draws the same masks
             seed = [recipe.seed, counters.epoch, counters.steps_in_epoch]
             batches = [
                 self._source_batch(weight, source, next(stream), [*seed, index])
                 for index, ((weight, source), stream) in enumerate(zip(self.weighted, streams, strict=True))
             ]
-            # On a processor, plain products: their backward is faster than that of fused attention.
+            # On a CPU the backward pass of plain attention is faster than that of fused attention.
             with sdpa_kernel(SDPBackend.MATH) if self.encoder.device.type == "cpu" else nullcontext():
                 values = self._step(batches)
             pair_count = len(batches[0].batch.queries) * process_count()
@@ -179,7 +180,7 @@ class Trainer:
             yield values, pair_count
 
     def _source_batch(self, weight: float, source: PairSource, batch: Batch, seed: list[int]) -> _SourceBatch:
-        """Take this process's part of a batch; negatives are drawn for all of it."""
+        """Take this process's part of a batch, after drawing negatives for all of it."""
         drawn = self.negatives.draw(batch, seed)
         own_part = own_rows(len(batch.positions))
         part, teacher = batch.rows(own_part), None
@@ -207,7 +208,7 @@ class Trainer:
             return torch.stack([each.weight * loss.total for each, loss in zip(batches, found, strict=True)]).sum()
 
         loss = self._backward(columns, loss_of)
-        average_gradients(_parameters(self.optimizer))  # those of centroids are averaged already
+        average_gradients(_parameters(self.optimizer))  # `with_averaged_gradient` did that for centroids
         values = average_values({"total": float(loss.detach()), **_values(found)}, self.encoder.device)
         moved = [parameter for optimizer in self._rates for parameter in _parameters(optimizer)]
         norms = [parameter.grad.norm() for parameter in moved if parameter.grad is not None]
@@ -219,7 +220,7 @@ class Trainer:
         return values
 
     def _summands(self, each: _SourceBatch, queries: Tensor, documents: Tensor, encoded: Tensor) -> HCESummands:
-        """Return the objective of a source from its embeddings."""
+        """Compute the loss of one source from its embeddings."""
         chosen = self.negatives.choose(each.batch, each.drawn, queries.detach(), encoded)
         arrays = (each.batch.positions, chosen.positions, each.batch.known)
         positions = Positions(*(torch.from_numpy(array).to(self.encoder.device) for array in arrays))
@@ -238,16 +239,16 @@ class Trainer:
         return loss
 
     def _embed(self, column: _Column) -> Tensor:
-        """Encode texts; chunks hold no activations, which backward recomputes."""
+        """Encode texts; with `chunk_size`, backward recomputes activations to save memory."""
         (side, texts), encoder = column, self.encoder
         if self.recipe.chunk_size:
-            # Copies, as models put what they compute among the features; both times with the same dropout.
+            # A copy, because models add their results to the features. Both passes use the same dropout masks.
             features = encoder.tokenize(texts, side)
             vectors: Tensor = recomputed(lambda given: encoder.embed(dict(given), side), features, use_reentrant=False)
             return vectors
         if encoder.is_table:
             return encoder.embed(encoder.tokenize(texts, side), side)
-        batches = list(encoder.batches(texts, side))  # texts of like length together, to save padding
+        batches = list(encoder.batches(texts, side))  # groups texts of similar length, to save padding
         parts = [encoder.embed(encoder.tokenize([texts[row] for row in rows], side), side) for rows in batches]
         order = torch.from_numpy(np.argsort(np.concatenate(batches)))
         return torch.cat(parts)[order.to(parts[0].device)]
@@ -261,7 +262,7 @@ class Trainer:
 
 @contextmanager
 def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
-    """Keep embeddings and a share of the layers out of training in this block."""
+    """Freeze the embeddings and a share of the lower layers in this block."""
     stacks = [module for module in encoder.model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
     kept: list[nn.Parameter] = []
     if frozen and stacks:
@@ -279,17 +280,17 @@ def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
 
 
 def rate_share(step: int, total: int, warmup: float) -> float:
-    """Return a step's share of the learning rate: rising, then falling."""
+    """Return the share of the learning rate at a step: linear warm-up, linear decay."""
     rising = (step + 1) / max(1.0, warmup * total)
     falling = (total - step) / max(1.0, total - warmup * total)
     return min(1.0, rising, falling)
 
 
 def new_optimizer(kind: Optimizer, groups: Iterable[tuple[Iterable[Tensor], float]]) -> torch.optim.Optimizer:
-    """Make an optimizer of groups of parameters, each with its learning rate."""
+    """Build an optimizer of parameter groups, each with its learning rate."""
     given = [{"params": list(parameters), "lr": rate} for parameters, rate in groups]
     if kind == "adamw":
-        # Fused: a token table is all parameters and little else; one pass over it takes a third of the time.
+        # Fused, because a token table is nearly all parameters: one pass over them takes a third of the time.
         return torch.optim.AdamW(given, weight_decay=0.0, fused=True)
     return Adafactor(given, relative_step=False, scale_parameter=False)
 
@@ -301,8 +302,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def _values(found: list[HCESummands]) -> dict[str, float]:
     """Return a step's losses and accuracies by name, as floats for the history.
 
-    Of several sources, each kind of value is of the first that has it: all have a document loss, and all have level
-    losses or none has; only pseudo-queries have a neighbor loss.
+    In joint training the values are those of the labeled pairs; the neighbor loss, which these lack, comes from the
+    pseudo-queries.
     """
     first = found[0]
     values = {f"level_{t}": loss for t, loss in enumerate(first.level_losses, start=1)}
