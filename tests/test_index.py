@@ -511,7 +511,7 @@ def test_nothing_and_emptiness(index):
     assert index.add([]) == index.update([]) == index.remove([]) == 0
     assert index.add() == 0
     assert index.status() == state
-    with pytest.raises(InputError, match="neither text nor title; to take it out, remove it"):
+    with pytest.raises(InputError, match="neither text nor title; to delete it, use remove"):
         index.update([Document("star-red-0", ""), Document("x", "t")])
     assert index.add([Document("x", "t"), Document("empty", " ")]) == 1  # left out with a warning, as everywhere
     index.remove([document.id for document in index])
