@@ -259,7 +259,7 @@ def test_ten_identical_documents_give_no_warning_and_no_nan(run, model, tmp_path
             assert outcome.code == 0, outcome.err
             assert not re.search(r"(?i)\bnan\b|warning", outcome.out + outcome.err)
         trained = run("train", tmp_path / "same.jsonl", "-e", model, "-o", tmp_path / "model", "--epochs", "1")
-    assert "each document held out to measure by has the text of another one" in only_error(trained)
+    assert "each document held out for measuring duplicates another one" in only_error(trained)
     assert not (tmp_path / "model").exists()
 
 
@@ -417,7 +417,7 @@ def test_ten_equal_documents(run, tmp_path, module_static_encoder):
     assert "updated 10, added 0" in done.out
     done = run("train", tmp_path / "ten.jsonl", "-o", tmp_path / "model", "--encoder", tmp_path / "encoder")
     assert done.code == 1
-    assert "has the text of another one; remove doubles" in done.err
+    assert "duplicates another one; remove doubles" in done.err
 
 
 def test_status_tells_what_fitting_and_training_brought(run, index):

@@ -551,7 +551,7 @@ def test_nothing_is_learned_of_held_out_documents_from_generated_queries_either(
     assert len(sources.held_out)
     assert asked == set(range(len(ids))) - set(sources.held_out.tolist())
     held_out = generated.among({ids[position] for position in sources.held_out.tolist()})
-    with pytest.raises(InputError, match=r"are all of documents that are held out .*--set hold_out=false"):
+    with pytest.raises(InputError, match=r"all belong to documents held out .*--set hold_out=false"):
         sources_and_devset(concept_corpus, static_encoder, LabelSets(None, held_out, None), SMALL)
     everywhere, _ = sources_and_devset(
         concept_corpus, static_encoder, LabelSets(None, generated, None), replace(SMALL, hold_out=False)

@@ -1,15 +1,15 @@
 """Calibration: choose how much words, companions and tokens count in a search, for this corpus and this encoder.
 
-Each share starts from what is usual for the kind of encoder. Questions move it: the choice maximizes
+Each kind of encoder has usual shares. Questions move the shares away from these; the choice maximizes
 
     mean nDCG@10 over the questions - pull * sum of (share - usual share)²
 
-Questions are people's own where there are labels, else sentences cut out of the documents; a document that is asked
-about is searched with the question cut out, so the question does not find itself. How strongly the usual shares pull
-depends on how far the questions can be trusted. A sentence cut out of a document shares fewer words with the rest of it
-than a person's question does, so it favors vectors over words and pulls weakly. What a programmer wrote about a
-function is nearly a question. Labels are trusted by their number. docs/LOG.md has the measurements, with each
-collection and each encoder left out in turn.
+The questions are labeled queries, if there are any, else sentences cut out of the documents. A document is searched
+without the question cut out of it, so that the question does not find itself. The pull is strong for questions that are
+less like people's. A sentence cut out of a document shares fewer words with the rest of it than a person's question
+does. So it favors vectors over words, and the pull is 1. A programmer's remark about a function is nearly a question,
+and the pull is 0.1. For labels it falls with their number. docs/LOG.md has the measurements, with each collection and
+each encoder left out in turn.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ LADDERS = {
 }
 PULL = {"cut": 1.0, "titles": 1.0, "written": 0.1}
 LABELED_PULL = 3.0  # divided by the number of labeled queries
-FEW = 200  # questions; of fewer, chance decides more, and the pull grows
-ROUNDS = 2  # of choosing each share in turn
-# Standard errors by which a simpler search has to be ahead to replace the chosen one. Where people's queries said
-# otherwise, cut sentences preferred a simpler search by up to 4.4 standard errors.
+FEW = 200  # questions; with fewer, chance decides more, so the pull grows
+ROUNDS = 2  # each chooses every share in turn
+# A simpler search replaces the chosen one if it is ahead by this many standard errors. Cut sentences have preferred a
+# simpler search by up to 4.4 standard errors where people's queries did not.
 HARM = 5.0
 
 MOST_ASKED = 300  # documents; each is encoded once more
 LEAST_ASKED = 10
-LEAST_PART = {"written": 0.5, "cut": 0.25, "titles": 0.0}  # of the documents that a kind of question needs
-LEAST_WORDS = 24  # of a text without sentences whose first words are cut
+LEAST_PART = {"written": 0.5, "cut": 0.25, "titles": 0.0}  # share of documents that must give such a question
+LEAST_WORDS = 24  # of a text without sentences, for its first words to be a question
 POOL = 8192  # documents that are searched
-# A quoted text or a comment in a program, which says in words what the code does.
+# A docstring or a comment in a program.
 REMARK = re.compile(
     r'"""(.+?)"""|\'\'\'(.+?)\'\'\'|/\*+(.+?)\*/|((?:^[ \t]*(?:#|//)[^\n]*\n)+)', re.DOTALL | re.MULTILINE
 )
 MARKS = re.compile(r"^[ \t]*(?:#+|//+|\*)", re.MULTILINE)
 
 KnownCodes = Callable[[list[str]], Mapping[str, np.ndarray]]
-"""From texts to the codes of their tokens, for those that are kept."""
+"""From texts to the token codes of those that have kept codes."""
 Similarities = Callable[[int, np.ndarray], np.ndarray]
-"""From a question's place and rows of the pool to how well the question's tokens are met by each, of shape (rows,)."""
+"""From a question's place and rows of the pool to how well each row matches the question's tokens, (rows,)."""
 VectorsAt = Callable[[float], tuple[np.ndarray, np.ndarray]]
 """From the companions' share to unit rows of the questions, (Q, n), and of the pool, (P, n)."""
 
@@ -80,18 +80,18 @@ VectorsAt = Callable[[float], tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions and the pool of documents that is searched for their answers.
+    """Questions, and the pool of documents to search for answers.
 
     Attributes:
-        kind: "labeled": people's queries; "written": what people wrote about a program, cut out of it; "cut": titles
-            and first sentences, cut out of their document; "titles": titles alone, of documents too short to cut.
+        kind: "labeled": people's queries; "written": remarks cut out of a program; "cut": titles and first sentences
+            cut out of their document; "titles": titles alone, from documents too short to cut.
     """
 
     kind: Kind
     texts: list[str]
-    answers: list[np.ndarray]  # for each question the rows of the pool that answer it
-    pool: np.ndarray  # positions in the corpus of the documents that are searched, rising
-    changed: dict[int, str]  # by row of the pool, the text of a document that a question was cut out of
+    answers: list[np.ndarray]  # for each question, the rows of the pool that answer it
+    pool: np.ndarray  # corpus positions of the documents to search, rising
+    changed: dict[int, str]  # by row of the pool, the text left after a question was cut out
 
     @classmethod
     def labeled(cls, devset: DevSet) -> Questions:
@@ -105,7 +105,7 @@ class Questions:
 
 
 class Cut(NamedTuple):
-    """What one document is asked by, and what is left of it."""
+    """The questions cut out of a document, and the rest of its text."""
 
     questions: list[str]
     rest: str
@@ -114,10 +114,10 @@ class Cut(NamedTuple):
 def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) -> Questions | None:
     """Cut questions out of some documents; None if these are too few or too short.
 
-    `among` are positions of documents that may be asked about, such as those held out of training; by default all.
+    `among` has the positions to cut questions from, such as documents held out of training; by default all.
     """
     positions = np.arange(len(corpus)) if among is None or not len(among) else among
-    # At most a tenth of the documents is asked about, so that the pool stays what it is.
+    # At most a tenth of the documents lose a question, so that the pool hardly changes.
     count = min(len(positions), MOST_ASKED, max(2 * LEAST_ASKED, len(corpus) // 10))
     asked = np.sort(np.random.default_rng([seed, 19]).choice(positions, count, replace=False))
     pool = with_random_others(len(corpus), asked, POOL, [seed, 17])
@@ -140,7 +140,7 @@ def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) ->
 
 
 def remark_of(document: Document) -> Cut | None:
-    r"""Cut the first sentence of the first remark out of a program, if there is one.
+    r"""Cut the first sentence of the first remark out of a program; None without one.
 
     >>> remark_of(Document("a", "/* Add one to a number. Slow. */ int f(int x) { return x + 1; }"))
     Cut(questions=['Add one to a number.'], rest='int f(int x) { return x + 1; }')
@@ -170,18 +170,21 @@ def _title_alone(document: Document, titles: Counter[str]) -> Cut | None:
     return Cut([title], text) if title and text and titles[title] == 1 else None
 
 
-# ------------------------------------------------------------------------------------------------- as encoders see them
+# ------------------------------------------------------------------------------------------------- encoded questions
 
 
 class EncodedQuestions(NamedTuple):
-    """Questions and pool as one encoder sees them: unit rows of shape (Q, n) and (P, n)."""
+    """Vectors of questions and pool by one encoder: unit rows of shape (Q, n) and (P, n)."""
 
     queries: np.ndarray
     pool: np.ndarray
 
 
 class PoolTokens:
-    """The tokens of questions and of the pool's texts, kept while these are encoded; `known` has others."""
+    """Tokens of the questions and of the pool's texts, collected while these are encoded.
+
+    `known` returns token codes that were kept earlier.
+    """
 
     def __init__(
         self,
@@ -199,17 +202,17 @@ class PoolTokens:
 
     @classmethod
     def of(cls, encoder: Encoder, corpus: Corpus, questions: Questions | None) -> PoolTokens | None:
-        """Return a place for tokens; None without token states or questions."""
+        """Return an empty collection of tokens; None without token states or questions."""
         space = TokenSpace.fit(encoder, corpus) if questions is not None and encoder.has_states else None
         return None if space is None or questions is None else cls(encoder, space, questions, corpus)
 
     def keep_text(self, text: str, ids: np.ndarray, states: Tensor) -> None:
-        """Take the tokens of a text that is encoded, if it is in the pool."""
+        """Keep the tokens of an encoded text, if it is in the pool."""
         if text in self._wanted:
             self._codes[text] = self._space.codes(states)
 
     def keep_query(self, text: str, ids: np.ndarray, states: Tensor) -> None:
-        """Take the tokens of a question."""
+        """Keep the tokens of a question."""
         self._queries[text] = self._space.query(ids, states)
 
     def similarities(self, place: int, rows: np.ndarray) -> np.ndarray:
@@ -231,9 +234,9 @@ def encoded_parts(
     pool_vectors: np.ndarray,
     tokens: PoolTokens | None = None,
 ) -> list[EncodedQuestions]:
-    """Encode questions and cut texts by an encoder; companions encode the pool too.
+    """Encode questions and cut texts with an encoder; companions encode the pool too.
 
-    `pool_vectors` are those of the pool's documents by the encoder, of shape (P, n); `tokens` keeps its tokens.
+    `pool_vectors` are the encoder's vectors of the pool, of shape (P, n); `tokens` collects its tokens.
     """
     if questions is None:
         return []
@@ -245,7 +248,7 @@ def encoded_parts(
     queries = first.encode(questions.texts, "query", on_tokens=tokens.keep_query if tokens else None)
     parts = [EncodedQuestions(queries, pool_vectors)]
     texts = questions.pool_texts(corpus) if companions else []
-    for each in companions:  # which may know nothing of a text
+    for each in companions:  # which may know no word of a text
         encoded = each.encode(questions.texts, "query", zeros=True), each.encode(texts, zeros=True)
         parts.append(EncodedQuestions(*encoded))
     return parts
@@ -268,8 +271,8 @@ def joined_parts(
 def usual_shares(encoder: Encoder, *, companions: bool = False) -> Shares:
     """Return the shares that calibration starts from.
 
-    A table knows less than a transformer, so words count more. The token states of an encoder that averages them carry
-    meaning one by one; of an encoder that reads out one state, the others hardly do.
+    A table knows less than a transformer, so words count more. If an encoder averages its token states, each state
+    carries meaning. If it reads out one state, the others carry little.
     """
     first = encoder.parts[0]
     if first.is_table:
@@ -289,9 +292,9 @@ def calibrate(
     language: str,
     similarities: Similarities | None = None,
 ) -> Calibration:
-    """Choose the shares by questions; without any, keep the usual, no companions.
+    """Choose the shares by questions; without any, the usual ones without companions.
 
-    `vectors_at` is asked only at 0 where `usual` has no companions; `similarities` is None where there are no tokens.
+    If `usual` has no companions, `vectors_at` is called with 0 only. Without tokens, `similarities` is None.
     """
     usual = usual if similarities else usual._replace(tokens=0.0)
     alone = usual._replace(companions=0.0)
@@ -299,7 +302,7 @@ def calibrate(
         return Calibration(alone)
     evidence = _Evidence(questions, questions.pool_texts(corpus), vectors_at, language, similarities)
     free = [name for name in LADDERS if getattr(usual, name) > 0]
-    if questions.kind == "written":  # spans of programs teach companions little: they start from nothing
+    if questions.kind == "written":  # programs teach companions little, so their share starts at 0
         usual = alone
     chosen = alone if questions.kind == "titles" else _best(evidence, questions, usual, free)
     simpler = {"vectors": Shares(0.0), "words": Shares(1.0), "both": alone._replace(tokens=0.0)}
@@ -334,8 +337,8 @@ def calibrate_unlabeled(
 ) -> Calibration:
     """Choose the shares of words and tokens by questions cut out of the documents.
 
-    `vectors` are the documents', of shape (N, n). Without a `space`, tokens count nothing; `known` has codes of tokens
-    that are kept.
+    `vectors` are those of the documents, of shape (N, n). Without a `space`, tokens get no share; `known` returns token
+    codes that were kept earlier.
     """
     questions, usual = cut_questions(corpus, seed=0), usual_shares(encoder)
     if questions is None:
@@ -347,7 +350,7 @@ def calibrate_unlabeled(
 
 
 class _Evidence:
-    """nDCG@10 of the questions by shares, each set of shares computed once."""
+    """nDCG@10 of the questions for any shares; each set of shares is computed once."""
 
     def __init__(
         self,
@@ -375,7 +378,7 @@ class _Evidence:
         return self._ndcg[shares]
 
     def _fused(self, companions: float) -> list[Ranked]:
-        """Return each question's candidates with both scores, halves of each."""
+        """Return each question's candidates with both scores, at half each."""
         if companions not in self._ranked:
             query_vectors, pool_vectors = self._vectors_at(companions)
             count = min(CANDIDATE_COUNT, len(pool_vectors))
@@ -398,7 +401,7 @@ class _Evidence:
         return self._ranked[companions]
 
     def _order(self, place: int, halves: Ranked, shares: Shares) -> np.ndarray:
-        """Return rows of the pool in the order that these shares give."""
+        """Rank the rows of the pool by these shares."""
         ranked = by_shares(halves, shares.words)
         if not shares.tokens or self._similarities is None:
             return ranked.numbers
@@ -412,7 +415,7 @@ class _Evidence:
 
 
 def _best(evidence: _Evidence, questions: Questions, usual: Shares, free: Sequence[str]) -> Shares:
-    """Choose each free share in turn; of equal ones, the nearest to the usual."""
+    """Choose each free share in turn; ties go to the one nearest to the usual."""
     asked = len(questions.texts)
     pull = LABELED_PULL / asked if questions.kind == "labeled" else PULL[questions.kind] * max(1.0, FEW / asked)
 

@@ -1,15 +1,15 @@
-"""Companions: tables learned from the corpus that join an encoder in one vector.
+"""Companions: tables learned from the corpus that join an encoder in one vector. The paper has none.
 
-A transformer is strong and slow to train, and without labels training gains it little. A token table of the same
-tokenizer is weak and trained in a minute; a table of the corpus's own words is fitted in seconds. Joined to the
-unchanged transformer, both separate documents that the transformer cannot (docs/LOG.md). Calibration chooses how much
-they count; 0, the encoder alone, is among the choices. With companions the transformer's vectors are centered: that
-alone changes little, and keeps companions from doing harm where the transformer is far ahead of them.
+A transformer is strong but slow to train, and training it without labels gains little. A token table with the same
+tokenizer is weak, but trains in a minute; a table of the corpus's own words is fitted in seconds. Joined to the
+unchanged transformer, both separate documents that the transformer cannot (docs/LOG.md). Calibration chooses their
+share of a score; 0, the encoder alone, is among the choices. With companions the transformer's vectors are centered.
+Centering alone changes little, but companions then do no harm to a much better transformer.
 
-With labels, a transformer's queries are moved by a linear map towards what answers such questions. The encoder and the
-vectors of documents stay, so that learning takes seconds and nothing is encoded again. Each query is contrasted with
-all documents of a pool (Eq. 1). What labels teach may be about the documents that they name. So held-out labels choose
-how far to go: the least of the strengths that are not clearly worse than the best is taken (docs/LOG.md).
+With labels, a linear map moves a transformer's queries toward the documents that answer such questions. The encoder and
+the document vectors stay unchanged, so learning takes seconds and nothing is encoded again. Each query is contrasted
+with all documents of a pool (Eq. 1). Labels may teach only about the documents that they name. So held-out labels
+choose the strength of the map: the smallest that is not clearly worse than the best (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ logger = logging.getLogger(__name__)
 
 LEAST_LABELS = 400  # labeled queries to learn a map from: with 180 the held-out 20 choose by chance (docs/LOG.md)
 MOST_QUERIES, PAIRS_OF_A_QUERY = 20_000, 4
-POOL = 8192  # documents, next to those that labels name, that queries are contrasted with
+POOL = 8192  # documents that queries are contrasted with; more if labels name more
 EPOCHS, MOST_STEPS, BATCH = 10, 4000, 64
 RATE, TEMPERATURE, SHRINKAGE = 1e-3, 0.05, 0.02
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-CLEAR = 1.0  # standard error by which more has to be better
-# Of the mean of a log, how much queries lose, and how many queries count as much as knowing nothing.
+CLEAR = 1.0  # standard errors; the gain that a larger strength needs
+# Share of a log's mean that queries lose, and the length of a log that halves that share.
 LOG_SHARE, LOG_PRIOR = 0.75, 10
-LEAST_TO_CENTER = 100  # questions that a mean is taken of
+LEAST_TO_CENTER = 100  # questions; the mean of fewer is noise
 
 
 def with_companions(
@@ -87,11 +87,11 @@ def with_companions(
 
     Args:
         corpus: the documents.
-        encoder: the one that was trained, or, if only a companion was, the transformer as given.
+        encoder: the trained encoder; if only a companion was trained, the transformer.
         learned: the result of training.
-        tables: token tables that were trained, at most one.
-        run_folder: where an unfinished run keeps its state, if it does.
-        log: queries that people asked, or their mean by this encoder.
+        tables: trained token tables, at most one.
+        run_folder: where an unfinished run keeps its state; None keeps none.
+        log: queries that people asked, or the mean of their vectors by this encoder.
         progress: show a bar.
     """
     recipe, sources, was_trained = learned.result.recipe, learned.sources, encoder is learned.result.encoder
@@ -126,7 +126,7 @@ def with_companions(
     result = replace(learned.result, calibration=calibration)
     if accompanied is given and was_trained:
         return replace(learned, result=result)
-    # Measured with words that were fitted without the documents that the held-out queries are made of.
+    # The word table to measure with was fitted without the documents behind the held-out queries.
     alone = devset.ndcg(encoder, vectors)
     before = devset.ndcg(given, vectors) if encoder is not given else alone
     judged = accompany(encoder, chosen_by, share, centers)
@@ -169,7 +169,7 @@ def without_companions(corpus: Corpus, learned: Fit) -> Fit:
 
 
 def _questions(corpus: Corpus, learned: Fit) -> Questions | None:
-    """Return held-out labeled queries, or questions cut out of held-out documents."""
+    """Return held-out labeled queries, else questions cut out of held-out documents."""
     if learned.devset.is_labeled:
         return Questions.labeled(learned.devset)
     return cut_questions(corpus, learned.result.recipe.seed, learned.sources.measured)
@@ -184,7 +184,7 @@ def _calibration(
     centers: np.ndarray | None,
     tokens: PoolTokens | None,
 ) -> Calibration:
-    """Choose the shares by questions, encoded to `parts`."""
+    """Choose the shares by questions, given their vectors."""
     return calibrate(
         questions,
         corpus,
@@ -198,10 +198,10 @@ def _calibration(
 def _companions(
     corpus: Corpus, encoder: Encoder, tables: list[Encoder], measured: np.ndarray, recipe: Recipe
 ) -> tuple[list[Encoder], list[Encoder]]:
-    """Return the companions to use, and those to choose by.
+    """Return the companions to use, and those to choose shares with.
 
-    Words that know a document find the queries that are made of it, so the measured documents are left out with
-    `hold_out=false` too.
+    A word table fitted to a document finds queries made from it too easily. So the second word table skips the measured
+    documents, also with `hold_out=false`.
     """
 
     def word_table(without: np.ndarray) -> list[Encoder]:
@@ -209,22 +209,22 @@ def _companions(
 
     of_all = word_table(np.empty(0, dtype=np.int64))
     of_others = word_table(measured) if len(measured) else of_all
-    if len(of_all) != len(of_others):  # so few documents that some may not be left out
+    if len(of_all) != len(of_others):  # too few documents to skip some
         return tables, tables
     return [*tables, *of_all], [*tables, *of_others]
 
 
 def accompany(encoder: Encoder, companions: Sequence[Encoder], share: float, centers: np.ndarray | None) -> Encoder:
-    """Return an encoder with companions of this share; at 0 alone, perhaps centered."""
+    """Return an encoder with companions of this share, or, at 0, without any."""
     if share:
         return encoder.beside(companions, _shares(share, len(companions)), centers)
     return encoder if centers is None else encoder.beside([], [1.0], centers)
 
 
 def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: Encoder) -> np.ndarray | None:
-    """Return the means of questions and documents, (2, n); None for tables or few.
+    """Return the means of questions and documents, (2, n), or None.
 
-    The mean of a few questions would be about those.
+    None for a table, and for few questions, whose mean would be noise.
     """
     if encoder.is_table or not parts or len(parts[0].queries) < LEAST_TO_CENTER:
         return None
@@ -234,15 +234,15 @@ def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: En
 def log_centers(log: QueryMean, vectors: np.ndarray) -> np.ndarray:
     """Return what to subtract from queries and documents, (2, n), given a log.
 
-    Documents lose their mean. Queries lose three quarters of the log's mean, and less the shorter the log is: the mean
-    of a few queries is about those.
+    Documents lose their mean. Queries lose three quarters of the log's mean, and less if the log is short, because the
+    mean of a few queries is noise.
     """
     share = LOG_SHARE * log.count / (log.count + LOG_PRIOR)
     return np.stack([share * np.array(log.mean), vectors.mean(axis=0, dtype=np.float64)])
 
 
 def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: np.ndarray, seed: int) -> list[Encoder]:
-    """Learn the corpus's own words; none if documents share too few of them."""
+    """Fit a table of the corpus's words; none if documents share too few words."""
     try:
         table = fit_words(corpus, language=language, without=without, seed=seed)
     except InputError as error:
@@ -253,7 +253,7 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
 
 
 def _beside(encoder: Encoder, rows: np.ndarray, texts: list[str]) -> np.ndarray:
-    """Return vectors by an encoder with companions, given its first part's rows."""
+    """Return the vectors of an encoder with companions, given its first part's rows."""
     others = [each.encode(texts, zeros=True) for each in encoder.parts[1:]]
     return joined_rows([rows, *others], encoder.shares, None if encoder.centres is None else encoder.centres[1])
 
@@ -270,8 +270,8 @@ def _corpus_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.
 
 
 def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet:
-    """Return a dev set that a transformer can encode quickly."""
-    # A recipe does not know whether its number was asked for, so whoever asks for the default gets few too.
+    """Return a dev set small enough for a transformer."""
+    # A recipe cannot tell a default from the same number set by the user, who then gets few queries too.
     few = TRANSFORMER["dev_queries"] if recipe.dev_queries == Recipe.dev_queries else recipe.dev_queries
     if devset.is_labeled or len(measured) <= few:
         return devset
@@ -291,16 +291,16 @@ def _shares(share: float, companions: int) -> list[float]:
 
 
 class Examples(NamedTuple):
-    """What a map is learned from."""
+    """The data that a map of queries is learned from."""
 
-    queries: Tensor  # unit vectors, of shape (B, n), one for each pair
+    queries: Tensor  # unit vectors, of shape (B, n), one per pair
     answers: Tensor  # the row of each query's document in the pool, of shape (B,)
-    known: Tensor  # rows of all documents that are right for each query, padded with −1, of shape (B, P)
+    known: Tensor  # rows of each query's known positives, padded with −1, of shape (B, P)
     pool: Tensor  # unit vectors of documents, of shape (G, n)
 
 
 def with_query_map(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, devset: DevSet, seed: int) -> Encoder:
-    """Move a transformer's queries by what labels teach, if held-out ones gain."""
+    """Give a transformer a linear map of queries, if held-out labels gain by it."""
     if len(pairs.texts) < LEAST_LABELS:
         return encoder
     learned = fit_query_map(examples_of(encoder, vectors, pairs, seed), seed)
@@ -314,16 +314,16 @@ def with_query_map(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, d
     strength = least_of_the_best({each: ndcg(each) for each in STRENGTHS})
     chosen = torch.from_numpy(np.float32(strength) * learned)
     take_weights_of_the_first([chosen])
-    logger.info("queries are moved by %g of what %d labeled ones teach", strength, len(pairs.texts))
+    logger.info("queries are moved by %g of the map learned from %d labeled ones", strength, len(pairs.texts))
     return encoder.with_query_map(chosen.numpy()) if chosen.any() else encoder
 
 
 def examples_of(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, seed: int) -> Examples:
-    """Encode some labeled queries, and put what they are contrasted with together."""
+    """Encode some labeled queries, and choose the pool that they are contrasted with."""
     rng = np.random.default_rng([seed, 19])
     order = rng.permutation(len(pairs.pairs))
     queries = pairs.pairs[order, 0]
-    ranks = np.empty(len(order), dtype=np.int64)  # of each pair among those of its query
+    ranks = np.empty(len(order), dtype=np.int64)  # of each pair among its query's pairs
     by_query = np.argsort(queries, kind="stable")
     starts = np.searchsorted(queries[by_query], queries[by_query])
     ranks[by_query] = np.arange(len(order)) - starts
@@ -339,7 +339,7 @@ def examples_of(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, seed
 
 
 def fit_query_map(examples: Examples, seed: int) -> np.ndarray:
-    """Learn what to add to queries, of shape (n, n + 1); see `mapped_rows`."""
+    """Learn the map to add to queries, of shape (n, n + 1); see `mapped_rows`."""
     width, count = examples.queries.shape[1], len(examples.queries)
     learned = torch.nn.Parameter(torch.zeros(width, width + 1, device=examples.queries.device))
     optimizer = torch.optim.AdamW([learned], lr=RATE, weight_decay=0.0)
@@ -365,7 +365,7 @@ def _map_loss(learned: Tensor, examples: Examples, batch: Tensor) -> Tensor:
 
 
 def least_of_the_best(ndcg: dict[float, np.ndarray]) -> float:
-    """Return the least strength that the best one is not clearly ahead of."""
+    """Return the smallest strength that is not clearly worse than the best."""
     best = max(ndcg, key=lambda strength: ndcg[strength].mean())
     behind = {strength: ndcg[best] - values for strength, values in ndcg.items()}
     return min(strength for strength, each in behind.items() if each.mean() <= CLEAR * each.std() / np.sqrt(len(each)))

@@ -1,7 +1,7 @@
-"""Negatives: documents, next to those of the batch, that a query is contrasted with; one class for each way to choose.
+"""Negatives: the documents that a query is contrasted with, in addition to its batch. One class per way to choose.
 
-Which of the chosen documents are false negatives is decided by the masks of `hce.training.losses`. The neighbors of a
-document, and their BM25 scores, are here too: a table learns to rank them as their words do.
+The masks of `hce.training.losses` decide which of the chosen documents are false negatives. A document's neighbors and
+their BM25 scores are here too: a table learns to rank neighbors as BM25 does.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hce.tree.hierarchy import Hierarchy
 
 MINED_FROM = 20  # mined negatives are drawn from this many nearest wrong documents
 BM25_K1, BM25_B = 1.2, 0.75  # Lucene's
-BEAM = 2  # leaves that are looked into for a document's neighbors
+BEAM = 2  # leaves searched for a document's neighbors
 TEMPERATURE = 0.1  # of BM25's scores, after scaling the best one to 1
 
 
 class Chosen(NamedTuple):
     """The negatives of a batch: positions (B, S), and vectors (B, S, n).
 
-    The position of a query's own document stands for "none", and the masks drop it.
+    The position of the query's own document stands for "none"; the masks drop it.
     """
 
     positions: np.ndarray
@@ -48,21 +48,22 @@ class Negatives:
     """A way of choosing negatives: `draw`, then `texts` to encode, then `choose`. This one chooses none.
 
     Attributes:
-        vectors: the documents' as clustering saw them, of shape (N, n); may be a memory map, rows are read as drawn.
-        held_out: positions of documents kept for measuring: as negatives, training would only ever push them away.
+        vectors: the documents' vectors that the tree was grown from, of shape (N, n); may be a memory map.
+        held_out: positions of documents kept for measuring. They are never positives, so as negatives they would only
+            be pushed away.
     """
 
     corpus: Corpus
     tree: Hierarchy  # the current tree
     vectors: np.ndarray
     held_out: np.ndarray
-    loss_levels: int  # M, how many levels have a level loss; each of the L − M document losses has negatives of its own
+    loss_levels: int  # M, how many levels have a level loss; each of the L − M document losses gets its own negatives
     recipe: Recipe
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
         """Draw positions (B, S), or candidates for `choose`, before encoding.
 
-        Every process draws the same for the entire batch; each chooses for its own rows.
+        Every process draws the same numbers for the entire batch, then chooses for its own rows.
         """
         return np.empty((len(batch.positions), 0), dtype=np.int64)
 
@@ -71,19 +72,19 @@ class Negatives:
         return []
 
     def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
-        """Choose by the vectors of the queries (B, n) and of `texts`."""
+        """Choose negatives, given the vectors of queries (B, n) and of `texts`."""
         return Chosen(drawn, torch.from_numpy(np.asarray(self.vectors[drawn])).to(queries.device))  # no gradient
 
 
 class SiblingNegatives(Negatives):
-    """Documents under the same node, by the vectors that clustering computed: they cost next to nothing."""
+    """Documents under the same node, with the vectors that clustering computed: they cost almost nothing."""
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
         """Draw documents that share a node with each document; none without a tree.
 
-        The loss of level t, from M + 1 to L, has negatives from under the node at level t − 1 above the document; the
-        columns are those of level M + 1 first. The query's own document stands where there are too few others, and for
-        held-out documents.
+        This is Sample(p) of Eq. 6. The negatives of level t, from M + 1 to L, come from under the document's node at
+        level t − 1; the columns of level M + 1 come first. The query's own document replaces held-out documents, and
+        fills up where there are too few others.
         """
         if not self.recipe.tree:
             return super().draw(batch, seed)
@@ -102,20 +103,20 @@ class FreshSiblingNegatives(SiblingNegatives):
         return [self.corpus[position].full_text for position in drawn.ravel().tolist()]
 
     def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
-        """Take what was drawn, as it was encoded."""
+        """Take all drawn documents with their new vectors."""
         return Chosen(drawn, encoded.reshape(*drawn.shape, queries.shape[1]))
 
 
 class MinedNegatives(Negatives):
-    """ANCE: of the documents nearest to each query by the last encoded vectors, some that are not right."""
+    """ANCE: wrong documents among those nearest to the query, by the last encoded vectors."""
 
     @property
     def count(self) -> int:
-        """How many are chosen for each query."""
+        """How many negatives each query gets."""
         return self.recipe.negative_count * (self.tree.depth - self.loss_levels)
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to find; right and held-out ones are dropped."""
+        """Return how many documents to find, as right and held-out ones will be dropped."""
         return min(max(MINED_FROM, self.count) + batch.known.shape[1] + len(self.held_out), len(self.vectors))
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
@@ -128,7 +129,7 @@ class MinedNegatives(Negatives):
         return rng.random((len(batch.positions), self.looked_for(batch)))
 
     def choose(self, batch: Batch, drawn: np.ndarray, queries: Tensor, encoded: Tensor) -> Chosen:
-        """Choose some of the nearest for each document loss, at random."""
+        """Choose some of the nearest wrong documents at random, for each document loss."""
         found = self.nearest_documents(queries.float().cpu().numpy(), self.looked_for(batch))
         right = (found[:, :, None] == batch.known[:, None, :]).any(axis=2)
         wrong = ~right & ~np.isin(found, self.held_out) & (found >= 0)
@@ -139,16 +140,16 @@ class MinedNegatives(Negatives):
 
 
 class NearNegatives(MinedNegatives):
-    """Wrong documents from the leaves that a walk down the tree ends in: far fewer are compared than by mining."""
+    """Wrong documents from the leaves where the query's walk down the tree ends: cheaper than mining all."""
 
-    beam = 4  # leaves that are looked into
+    beam = 4  # leaves to search
 
     def looked_for(self, batch: Batch) -> int:
         """Return how many documents to find; few under the leaves are held out."""
         return max(MINED_FROM, self.count) + batch.known.shape[1]
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
-        """Return the nearest documents under the leaves of a narrow beam."""
+        """Return the nearest documents under the leaves that the walk reaches."""
         leaves = self.tree.walk(queries, self.beam)[-1]
         return self.tree.closest_children(self.tree.depth - 1, leaves, queries, count, self.vectors)
 
@@ -165,8 +166,8 @@ NEGATIVES: dict[Sampling, type[Negatives]] = {
 def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negatives]:
     """Return the recipe's way of choosing negatives.
 
-    Such queries are contrasted with what they would wrongly find, and pseudo-queries next to them too. Without
-    labels the documents near a pseudo-query are mostly as right as its own, and siblings do less harm.
+    By default, with labels, queries are contrasted with the wrong documents that they would find. Without labels, the
+    documents near a pseudo-query are mostly as right as its own, so random siblings do less harm.
     """
     if recipe.negatives == "auto":
         return NearNegatives if has_supervised_pairs and recipe.tree else SiblingNegatives
@@ -179,17 +180,17 @@ def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negat
 def neighbors_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray) -> np.ndarray:
     """Find the documents nearest to each document through the tree, not held out.
 
-    Returns positions of shape (N, count), −1 where there are no more; a document is no neighbor of itself.
+    Return positions of shape (N, count), −1 where there are no more, without the document itself.
     """
     leaves = tree.walk(vectors, BEAM)[-1]
     found = tree.closest_children(tree.depth - 1, leaves, vectors, count + 1, vectors)  # (N, count + 1)
     found[(found == np.arange(len(found))[:, None]) | np.isin(found, held_out)] = -1
-    order = np.argsort(found < 0, axis=1, kind="stable")  # those that are left come first
+    order = np.argsort(found < 0, axis=1, kind="stable")  # found ones first
     return np.take_along_axis(found, order, axis=1)[:, :count]
 
 
 class WordTeacher:
-    """BM25 over the words of a corpus in a language, for any pairs of a query and a document of it."""
+    """BM25 scores for any pairs of a query and a document of the corpus."""
 
     def __init__(self, corpus: Corpus, language: str) -> None:
         self.language = language
@@ -206,7 +207,7 @@ class WordTeacher:
     def scores(self, batch: Batch, candidates: np.ndarray) -> np.ndarray:
         """Score each own document and candidates at positions (B, S): (B, 1 + S).
 
-        If a query was cut out of its document, that is scored as if it lacked the query's words.
+        If a query was cut out of its document, the document is scored without the query's words.
         """
         queries, query_lengths = self._counted(Counter(terms(text, self.language)) for text in batch.queries)
         positions = np.concatenate([batch.positions[:, None], candidates], axis=1)  # (B, 1 + S)
@@ -215,7 +216,7 @@ class WordTeacher:
         rows, cut = np.repeat(np.arange(len(positions)), positions.shape[1]), is_cut.ravel()
         query_counts = queries[rows]  # (pairs, words)
         shared = self.documents[positions.ravel()].multiply(query_counts > 0).tocsr()
-        taken = shared.multiply(query_counts).tocsr()  # of the same pattern: the query's counts times the document's
+        taken = shared.multiply(query_counts).tocsr()  # same sparsity: the query's counts times the document's
         frequency = shared.data - (taken.data / shared.data) * np.repeat(cut, np.diff(shared.indptr))
         lengths = self.lengths[positions.ravel()] - cut * query_lengths[rows]
         norm = BM25_K1 * (1 - BM25_B + BM25_B * np.maximum(lengths, 0) / self.mean_length)
@@ -225,7 +226,7 @@ class WordTeacher:
         return np.asarray(totals).reshape(positions.shape)
 
     def _counted(self, bags: Iterable[Counter[str]]) -> tuple[sparse.csr_matrix, np.ndarray]:
-        """Count the known words of some texts, (texts, words), and how many each has."""
+        """Return counts of known words, (texts, words), and each text's number of them."""
         matrix = count_matrix(bags, self.column_of_term, np.float32)
         matrix.sort_indices()
         return matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0]
@@ -234,7 +235,7 @@ class WordTeacher:
 def teacher_scores_of(
     teacher: WordTeacher, batch: Batch, neighbors: np.ndarray, vectors: np.ndarray, device: torch.device
 ) -> TeacherScores:
-    """Return the neighbors of a batch's documents, and a teacher's scores."""
+    """Return the neighbors of a batch's documents with the teacher's scores."""
     candidates = neighbors[batch.positions]  # (B, S)
     none = candidates < 0
     candidates = np.where(none, batch.positions[:, None], candidates)

@@ -1,13 +1,13 @@
-"""Where (query, document) pairs come from, and the held-out queries that an encoder is measured by.
+"""Training pairs of queries and documents, and the held-out queries that measure an encoder.
 
-Pairs come from labels, spans of the documents themselves, or the documents twice. A source gives them in batches:
-another order and other spans in each turn, the same ones for the same seed. The draws of a batch depend on
-(seed, turn, batch) alone, so a turn can be resumed in its middle.
+Pairs come from labels (S_train in the paper), from spans of the documents (ICT), or pair a document with itself
+(SimCSE). A source yields them in batches: a new order and new spans in each turn, the same for the same seed. The draws
+of a batch depend on (seed, turn, batch) alone, so a killed run can resume in the middle of a turn.
 
-The dev measure is NDCG@10 on held-out labeled queries, never those of a test split (any grade above 0 counts the same).
-Without labels, it is the mean NDCG@10 over four kinds of pseudo-queries: titles, first sentences, spans of 4 and of 48
-words and marks. A static encoder trains on spans of other lengths, a transformer on spans of up to 64; the other kinds
-show whether it got better at more than these.
+The paper's Alg. 3 has "some metric" on a dev set. Here it is NDCG@10 on held-out labeled queries, never those of a test
+split; all grades above 0 count the same. Without labels, it is the mean NDCG@10 over four kinds of pseudo-queries:
+titles, first sentences, spans of 4 and of 48 words and marks. By default a static encoder trains on spans of 8 to 32, a
+transformer on spans of 8 to 64. The other kinds show whether it improved on more than it was trained on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 class LabelSets(NamedTuple):
-    """The labels of a run: to train on, generated to train on, to measure by; and a log of queries without answers."""
+    """The labels of a run: to train on, generated ones to train on, dev labels; and a log of unanswered queries."""
 
     labeled: Labels | None = None
     generated: Labels | None = None
@@ -56,13 +56,13 @@ class Sources:
     """Where a run's pairs come from: labels, pseudo-queries, or both (joint training).
 
     Attributes:
-        held_out: positions of documents kept for measuring; no pairs are made of them, and they are no negatives.
-        measured: positions of the documents that dev queries are made of; none where these are labeled. They are the
-            held-out ones, unless the recipe trains on all.
+        held_out: positions of documents kept for measuring, which give no pairs and no negatives.
+        measured: positions of the documents that dev queries are made from; none if dev queries are labeled. They are
+            the held-out documents, unless the recipe trains on all.
     """
 
     supervised: PairSource | None = None  # pairs of labeled and generated queries
-    unsupervised: PairSource | None = None  # pairs made of the documents themselves
+    unsupervised: PairSource | None = None  # pairs made from the documents alone
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     measured: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
@@ -96,7 +96,7 @@ def sources_and_devset(
     if labeled is not None:
         labeled, dev = split_labels(labeled, recipe) if dev is None else (_without_dev(labeled, dev), dev)
     measured = np.empty(0, dtype=np.int64)
-    if dev is None:  # dev queries are made of at most a tenth of the documents
+    if dev is None:  # at most a tenth of the documents give dev queries
         count = min(recipe.dev_queries, max(1, len(corpus) // 10))
         measured = np.sort(np.random.default_rng([recipe.seed, 7]).choice(len(corpus), count, replace=False))
         devset = pseudo_devset(corpus, measured, recipe.dev_pool, recipe.seed, are_held_out=recipe.hold_out)
@@ -112,7 +112,7 @@ def sources_and_devset(
         learnable = learnable.among(named - {corpus.ids[position] for position in held_out.tolist()})
         if not learnable.qrels:
             raise InputError(
-                f"the {count} generated queries are all of documents that are held out to measure by; "
+                f"the {count} generated queries all belong to documents held out for measuring; "
                 "generate more, or train with --set hold_out=false"
             )
     if learnable is not None:
@@ -138,8 +138,7 @@ def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
     query_ids = list(labeled.qrels)
     if len(query_ids) < 2 * LEAST_DEV_QUERIES:
         raise InputError(
-            f"{len(query_ids)} labeled queries are too few to hold some out to measure by; "
-            "give dev queries of their own"
+            f"{len(query_ids)} labeled queries are too few to hold some out for measuring; give separate dev queries"
         )
     count = max(LEAST_DEV_QUERIES, min(recipe.dev_queries, len(query_ids) // 10))
     rng = np.random.default_rng([recipe.seed, 7])
@@ -150,7 +149,9 @@ def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
 def _without_dev(labeled: Labels, dev: Labels) -> Labels:
     kept = labeled.without(dev.qrels)
     if len(kept.qrels) < len(labeled.qrels):
-        logger.warning("%d dev queries are among the pairs too; not trained on", len(labeled.qrels) - len(kept.qrels))
+        logger.warning(
+            "%d dev queries are among the pairs too; training skips them", len(labeled.qrels) - len(kept.qrels)
+        )
     return kept
 
 
@@ -158,10 +159,10 @@ class Batch(NamedTuple):
     """Pairs to train on."""
 
     queries: list[str]
-    documents: list[str]  # the text of each query's document; it may lack the query where that was cut out of it
-    positions: np.ndarray  # where each document stands in the corpus, of shape (B,)
-    known: np.ndarray  # positions of all documents known to be right for each query, padded with −1, of shape (B, P)
-    cut: np.ndarray | None = None  # whether each query was cut out of its document, of shape (B,), bool; None: none was
+    documents: list[str]  # the text of each query's document, which may lack a query that was cut out of it
+    positions: np.ndarray  # each document's position in the corpus, of shape (B,)
+    known: np.ndarray  # positions of each query's known positives, padded with −1, of shape (B, P)
+    cut: np.ndarray | None = None  # whether each query was cut out of its document, of shape (B,), bool; None: no query
 
     def rows(self, chosen: slice) -> Batch:
         """Return some of the pairs as a smaller batch."""
@@ -169,7 +170,7 @@ class Batch(NamedTuple):
 
 
 class PairSource(Protocol):
-    """Something that has pairs for every epoch; its length is that of one turn through all of them."""
+    """A source of training pairs; its length is the number of pairs in a turn through all of them."""
 
     def __len__(self) -> int: ...
 
@@ -180,20 +181,20 @@ class PairSource(Protocol):
 
 @dataclass
 class InverseCloze:
-    """ICT: a random span of a document is the query, the document (with or without the span) its answer.
+    """Inverse cloze task: the query is a random span of a document, the answer is the document.
 
-    Left in its document, a span teaches the encoder to match words; cut out, to match meaning. A transformer's step
-    costs by the token, so pairs may be made of a window at the start of each document. The start, with the title, is
-    what a search will see too: windows from anywhere measured worse.
+    A span left in its document teaches the encoder to match words; a span cut out, to match meaning. A transformer's
+    step costs by the token, so pairs may be made from a window at the start of each document. A search sees the start
+    and the title too; windows from anywhere measured worse.
     """
 
     corpus: Corpus
     positions: np.ndarray = None  # type: ignore[assignment]  # of documents to draw from; by default all
     _: KW_ONLY
-    lengths: Sequence[int] = (64,)  # of spans, one drawn for each pair; the paper has 64 tokens
-    offsets: Callable[[str], Offsets] = word_offsets  # from a text to begin and end of each unit that `lengths` count
+    lengths: Sequence[int] = (64,)  # of spans, one drawn per pair; the paper has 64 tokens
+    offsets: Callable[[str], Offsets] = word_offsets  # finds the units that `lengths` count
     cut_share: float = 0.0  # how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT)
-    window: int = 0  # words and marks from a document's start to make a pair of; 0: all
+    window: int = 0  # words and marks from a document's start that a pair uses; 0: all
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -214,13 +215,13 @@ class InverseCloze:
             drawn = zip(texts, lengths.tolist(), places.tolist(), map(self.offsets, texts), strict=True)
             spans = [cut_span(*draw) for draw in drawn]
             documents = [span.outside if out else text for span, text, out in zip(spans, texts, to_cut, strict=True)]
-            # Of a text of a single word nothing can be cut out.
+            # Nothing can be cut out of a text of one word.
             cut = np.array([document != text for document, text in zip(documents, texts, strict=True)])
             yield Batch([span.inside for span in spans], documents, chosen, chosen[:, None], cut)
 
 
 class DropoutTwins(InverseCloze):
-    """SimCSE: a document is its own query. Two dropout masks make the difference, so the encoder needs dropout."""
+    """SimCSE: a document is its own query. Only the dropout masks differ, so the encoder needs dropout."""
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
         """See `PairSource`."""
@@ -232,8 +233,8 @@ class DropoutTwins(InverseCloze):
 class LabeledPairs:
     """Queries and the documents judged relevant to them (grade above 0); each such pair is one example.
 
-    Fails without any pair, or if the corpus lacks a judged document, unless it left that out as empty. `window` is the
-    number of words and marks that are taken from a document's start; 0 takes all of it.
+    Fails without any pair, or if the corpus lacks a relevant document that it did not skip as empty. `window` is the
+    number of words and marks taken from a document's start; 0 takes all.
     """
 
     def __init__(
@@ -292,8 +293,7 @@ def padded_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 def batch_count(pair_count: int, size: int) -> int:
     """Count the batches of a turn, each of `size` pairs, or of all if fewer.
 
-    The pairs that are left over wait for another turn, which has another order: a small last batch would have few
-    negatives, and batches made a little smaller would not be what was asked for.
+    Leftover pairs wait for another turn, which has another order. A small last batch would have few negatives.
     """
     return max(1, pair_count // size)
 
@@ -305,12 +305,12 @@ def endless(source: PairSource, size: int, step: int = 0) -> Iterator[Batch]:
 
 
 def in_batches(order: np.ndarray, size: int) -> list[np.ndarray]:
-    """Cut an order of pairs into its `batch_count` batches."""
+    """Cut a sequence of pairs into its `batch_count` batches."""
     return [order[start : start + size] for start in range(0, batch_count(len(order), size) * size, size)]
 
 
 def _shuffled(items: np.ndarray, seed: int, turn: int, size: int, first: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the batches of a turn's own order, with their indices."""
+    """Yield the batches of a turn, with their indices; each turn has its own order."""
     order = np.random.default_rng([seed, turn]).permutation(items)
     yield from list(enumerate(in_batches(order, size)))[first:]
 
@@ -324,24 +324,24 @@ class DevQueries:
 
     kind: str  # a name for the report
     texts: list[str]
-    answers: list[np.ndarray]  # for each query, where in the pool its right documents stand
-    # For each query the text that is scored instead of its one right document: that document with the query cut out (of
-    # a first sentence, without the title too); None for labeled queries.
+    answers: list[np.ndarray]  # for each query, the rows of the pool with its right documents
+    # For each query its right document with the query cut out, which is scored instead of that document. For a first
+    # sentence the title is cut out too. None for labeled queries.
     variants: list[str] | None = None
 
 
 @dataclass(frozen=True)
 class DevSet:
-    """A pool of documents and the queries to find them by."""
+    """Held-out queries and the pool of documents that they search."""
 
-    metric_name: str  # what is measured, in words
+    metric_name: str  # in words, for people
     corpus: Corpus
     pool: np.ndarray  # positions of the documents that are searched
     panel: tuple[DevQueries, ...]  # the kinds of queries; the metric is the mean over them
 
     @property
     def is_labeled(self) -> bool:
-        """Whether the queries are people's, and not made of the documents."""
+        """Whether people wrote the queries, rather than documents giving them."""
         return self.panel[0].kind == LABELED
 
     def pool_texts(self) -> list[str]:
@@ -357,7 +357,7 @@ class DevSet:
     ) -> dict[str, np.ndarray]:
         """Measure NDCG@10 for each query of each kind, of shape (queries,).
 
-        `vectors` are those of the corpus by this encoder, and `pool_vectors` those of the pool, if they are known.
+        `vectors` are this encoder's vectors of the corpus, and `pool_vectors` those of the pool, if known.
         """
         if pool_vectors is None:
             pool_vectors = encoder.encode(self.pool_texts()) if vectors is None else np.asarray(vectors[self.pool])
@@ -374,12 +374,12 @@ def means(ndcg: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
-    """Return the mean over kinds of each kind's mean: what decides."""
+    """Return the mean over kinds of each kind's mean, the number that decides."""
     return mean_over_kinds(means(ndcg))
 
 
 def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
-    """Ask labeled queries of a pool: their answers and random others."""
+    """Build a dev set of labeled queries; the pool is their answers and random others."""
     position_of = {document_id: position for position, document_id in enumerate(corpus.ids)}
     texts, answers = [], []
     for query_id in qrels:
@@ -397,12 +397,12 @@ def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, p
 def pseudo_devset(
     corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
 ) -> DevSet:
-    """Make queries of the documents at `measured` in several ways; skip duplicates."""
+    """Make queries from the documents at `measured` in several ways; skip duplicates."""
     groups = corpus.text_groups
     measured = measured[np.bincount(groups)[groups[measured]] == 1]
     if not len(measured):
         raise InputError(
-            f"{corpus.name}: each document held out to measure by has the text of another one; "
+            f"{corpus.name}: each document held out for measuring duplicates another one; "
             "remove doubles, or give labeled dev queries"
         )
     pool = with_random_others(len(corpus), measured, pool_size, seed)
@@ -423,7 +423,7 @@ def pseudo_devset(
             texts, variants = [span.inside for _, span in made], [span.outside for _, span in made]
             panel.append(DevQueries(kind, texts, [answer for answer, _ in made], variants))
     if not panel:
-        raise InputError("the documents are too short to make held-out queries of; give labeled dev queries")
+        raise InputError("the documents are too short to make held-out queries from; give labeled dev queries")
     names = ", ".join(each.kind for each in panel)
     which = "held-out documents" if are_held_out else "documents that are not held out"
     metric_name = f"mean NDCG@10 on pseudo-queries of {len(measured)} {which} ({names})"
@@ -439,7 +439,7 @@ def _ndcg(
     own_scores = np.einsum("ij,ij->i", query_vectors, variant_vectors)
     better = np.zeros(len(query_vectors), dtype=np.int64)
     for rows, scores in score_blocks(query_vectors, pool_vectors):
-        scores[np.arange(len(scores)), answers[rows]] = -np.inf  # its full text; the variant replaces it
+        scores[np.arange(len(scores)), answers[rows]] = -np.inf  # the variant replaces the full text
         better[rows] = (scores >= own_scores[rows, None]).sum(axis=1)
     return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
 
@@ -455,13 +455,13 @@ def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]
 
 
 def with_random_others(document_count: int, wanted: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
-    """Return wanted documents and random others, `size` (0: all), in order."""
+    """Return wanted documents, filled up to `size` (0: all) at random, in order."""
     others = np.setdiff1d(np.arange(document_count), wanted)
     extra = min(len(others), max(0, (size or document_count) - len(wanted)))
     return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))
 
 
 def first_sentence_of(document: Document) -> Span | None:
-    """Cut the first sentence out of a text; None if too little is left."""
+    """Cut out the first sentence; None if it is short, or nothing else is left."""
     sentence, *rest = SENTENCE_END.split(document.text.strip(), maxsplit=1)
     return Span(sentence, rest[0]) if rest and len(sentence.split()) >= 3 else None

@@ -1,4 +1,4 @@
-"""The mean of the queries that people asked: all that training takes of a log without answers."""
+"""The mean of the queries that people asked: all that training uses of a log without answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QueryMean:
 
     @classmethod
     def of(cls, texts: Sequence[str], encoder: Encoder) -> QueryMean:
-        """Encode a log, or a part of a long one that is spread over it."""
+        """Encode a log; of a long one, evenly spaced queries."""
         some = [texts[row] for row in range(0, len(texts), max(1, len(texts) // MOST_LOGGED))]
         return cls.of_rows(encoder.encode(some, "query"), encoder.fingerprint)
 
@@ -38,7 +38,7 @@ class QueryMean:
         return cls(fingerprint, len(rows), rows.mean(axis=0, dtype=np.float64).tolist())
 
     def and_of(self, other: QueryMean) -> QueryMean:
-        """Return the mean of the queries of both."""
+        """Return the mean of both sets of queries."""
         count = self.count + other.count
         mean = (self.count * np.array(self.mean) + other.count * np.array(other.mean)) / count
         return QueryMean(self.encoder, count, mean.tolist())
@@ -64,9 +64,9 @@ class QueryMean:
 
 
 def rows_of_first_part(rows: np.ndarray, encoder: Encoder) -> np.ndarray:
-    """Return the first part's unit rows, from those with companions.
+    """Return the first part's unit rows, given rows with companions.
 
-    The first part's rows x lost the center c and were normalized to u, so x = c + t·u; t follows from |x| = 1.
+    Centering turned a row x into the direction u of x − c. So x = c + t·u, and t follows from |x| = 1.
     """
     first = as_unit_rows(rows[:, : encoder.parts[0].dim].astype(np.float64))
     if encoder.centres is None:
