@@ -348,7 +348,7 @@ def test_a_manifest_names_no_other_folder(index, name):
     values = json.loads((index / "manifest.json").read_text())
     del values["checksum"]
     (index / "manifest.json").write_text(json.dumps({**values, "hierarchy": name}))
-    with pytest.raises(FormatError, match="'hierarchy' is not what it has to be"):
+    with pytest.raises(FormatError, match="'hierarchy' has a wrong value"):
         Index.open(index)
 
 
@@ -359,7 +359,7 @@ def test_a_manifest_has_sound_values(index, name, value):
     values = json.loads((index / "manifest.json").read_text())
     del values["checksum"]
     (index / "manifest.json").write_text(json.dumps({**values, name: value}))
-    with pytest.raises(FormatError, match=f"'{name}' is not what it has to be"):
+    with pytest.raises(FormatError, match=f"'{name}' has a wrong value"):
         Index.open(index)
 
 
@@ -394,7 +394,7 @@ def test_checksums_of_an_engine_name_nothing_outside(tmp_path, name):
     new_engine(name, 16, numbers=np.arange(1, 41), vectors=rows).save(tmp_path)
     facts = json.loads((tmp_path / CHECKSUMS).read_text())
     (tmp_path / CHECKSUMS).write_text(json.dumps({**facts, "/dev/zero": 0}))
-    with pytest.raises(FormatError, match="/dev/zero is missing, or is no regular file"):
+    with pytest.raises(FormatError, match="/dev/zero is missing, or is not a regular file"):
         load_engine(name, tmp_path, 16)
 
 
@@ -471,7 +471,7 @@ def hce(*arguments: object) -> tuple[int, str]:
 
 def test_the_command(index):
     code, text = hce("check", index)
-    assert (code, text) == (0, f"{index}: 238 documents, all is as it was written\n")
+    assert (code, text) == (0, f"{index}: 238 documents, no damage\n")
     run(index, "UPDATE vectors SET vector = zeroblob(length(vector)) WHERE number < 40")
     code, text = hce("check", index)
     assert code == 1
@@ -483,7 +483,7 @@ def test_the_command(index):
     code, text = hce("check", index, "--repair")
     assert code == 0
     assert text.startswith("healed     vectors: ")
-    assert text.endswith(f"{index}: 238 documents, all is as it was written\n")
+    assert text.endswith(f"{index}: 238 documents, no damage\n")
 
 
 @pytest.mark.parametrize("damage", ["cut", "taken away", "flipped"])

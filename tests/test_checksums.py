@@ -62,7 +62,7 @@ def test_a_damaged_list_of_checksums_is_damage(folder, content):
 def test_only_regular_files_of_the_folder_are_read(folder, name):
     (folder.parent / "outside").write_text("x")
     (folder / CHECKSUMS).write_text(json.dumps({name: 0}))
-    assert damage_in(folder) == [f"{name} is missing, or is no regular file in this folder"]
+    assert damage_in(folder) == [f"{name} is missing, or is not a regular file in this folder"]
 
 
 @pytest.mark.parametrize("name", [CHECKSUMS, "endless"])

@@ -303,8 +303,8 @@ def test_a_full_stdout_is_one_line(arguments, planted_corpus, module_static_enco
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (MemoryError(), "error: not enough memory for this; "),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "error: not enough memory for this; "),
+        (MemoryError(), "error: not enough memory; "),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "error: not enough memory; "),
         (OSError(5, "Input/output error", "/mnt/a"), "error: /mnt/a: Input/output error; check"),
         (Exception("Permission denied (os error 13)"), "error: Permission denied; check"),
     ],

@@ -191,7 +191,7 @@ def test_a_folder_with_anything_else_is_left(index, caplog):
     (index / "words" / "000000000001" / "notes.txt").write_text("mine")
     assert not delete_folder(index / "words" / "000000000001", index)
     assert names_in(index / "words" / "000000000001") == ["meta.json", "notes.txt"]
-    assert "is left there (hce did not write notes.txt in it)" in caplog.text
+    assert "was not deleted (it contains notes.txt, which hce did not write)" in caplog.text
 
 
 def test_a_link_in_a_folder_keeps_it(index, photos):

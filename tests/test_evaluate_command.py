@@ -183,7 +183,7 @@ def test_an_index_scores_as_its_model(run, folder, encoder_folder, tmp_path):
     judged = next(iter(Dataset.load(folder).qrels.positives("q1")))
     index.remove([judged])
     fewer = run(folder, "-m", tmp_path / "index", "--json")
-    assert f"1 of the collection's 240 are not there ('{judged}' …)" in fewer.err
+    assert f"1 of the collection's 240 are missing ('{judged}' …)" in fewer.err
     assert json.loads(fewer.out)["measures"]["R@100"] < model["measures"]["R@100"]
 
 
@@ -225,8 +225,8 @@ def test_what_counts_zero_is_said(run, folder, tmp_path):
     (tmp_path / "qrels" / "test.tsv").write_text("q0\tx\t1\nq1\ty\t0\nq2\tz\t1\n")
     (tmp_path / "run.trec").write_text("q0 Q0 x 1 1.0 t\nq1 Q0 y 1 1.0 t\nunjudged Q0 y 1 1.0 t\n")
     outcome = run(tmp_path, "--run-file", tmp_path / "run.trec", "--measures", "R@1")
-    assert "1 judged queries have no relevant document ('q1' …) and count 0" in outcome.err
-    assert f"{tmp_path / 'run.trec'}: 1 queries have no hits ('q2' …) and count 0" in outcome.err
+    assert "1 queries have no relevant document ('q1' …) and score 0" in outcome.err
+    assert f"{tmp_path / 'run.trec'}: 1 queries have no hits ('q2' …) and score 0" in outcome.err
     assert ["R@1", "0.3333"] in [line.split() for line in outcome.out.splitlines()]
 
 
@@ -261,7 +261,7 @@ def test_judged_documents_that_are_missing_are_warned_of(run, folder, encoder_fo
         (("--run-file", "{tmp}/empty"), "an empty run"),
         (("--run-file", "{tmp}/short"), "short, line 1: 3 columns; a line of a TREC run has 6"),
         (("--run-file", "{tmp}/strange"), "none of the 1 queries of the run (the first is 'x')"),
-        (("-m", "static", "--per-query", "{tmp}/values.csv"), "values of queries are written as .tsv or .jsonl"),
+        (("-m", "static", "--per-query", "{tmp}/values.csv"), "give a file ending in .tsv or .jsonl"),
         (("-m", "static", "--run", "{tmp}/no/run"), "there is no folder"),
         (("-m", "static", "--run", "{tmp}"), "is a folder; give the name of a file"),
         (("-m", "/no/such/model"), "no encoder '/no/such/model'"),

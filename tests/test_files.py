@@ -172,7 +172,7 @@ def test_fields_of_the_right_types_are_taken():
     ],
 )
 def test_a_field_of_another_type_is_named(name, value):
-    with pytest.raises(FormatError, match=f"'{name}' is not what it has to be"):
+    with pytest.raises(FormatError, match=f"'{name}' has a wrong value"):
         checked_fields(Told, {**TOLD, name: value})
 
 

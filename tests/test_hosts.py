@@ -116,7 +116,7 @@ have_other_code.prepare = pretend_another_version
 
 
 def test_other_code_is_refused_by_everyone(together):
-    line = "error: the version of hce is '0.0' on host-a and '0.1' on host-b; give all hosts the same"
+    line = "error: the version of hce is '0.0' on host-a, '0.1' on host-b; use the same on all hosts"
     assert together(have_other_code) == [(1, [line]), (1, [line])]
 
 
@@ -126,7 +126,7 @@ def train_otherwise(rank: int, folder: Path) -> None:
 
 
 def test_other_settings_are_refused_by_everyone(together, sources):
-    line = "error: the setting epochs is 1 on host-a and 2 on host-b; give all hosts the same"
+    line = "error: the setting epochs is 1 on host-a, 2 on host-b; use the same on all hosts"
     assert together(train_otherwise) == [(1, [line]), (1, [line])]
     assert not unfinished(sources / "model").exists()
 
@@ -139,7 +139,7 @@ def train_into_another_folder(rank: int, folder: Path) -> None:
 
 def test_a_folder_that_is_not_shared_is_refused(together, sources):
     [(first_code, first), (code, lines)] = together(train_into_another_folder)
-    refusal = f"{sources / '1'} of host-b is not that of the first host; give one that all share"
+    refusal = f"{sources / '1'} on host-b is not the first host's folder; give one that all share"
     assert (code, lines) == (1, [f"error: {refusal}"])
     assert (first_code, first) == (1, [f"error: stopped with the others: host-b: {refusal}"])
     assert [*(sources / "0").iterdir(), *(sources / "1").iterdir()] == []

@@ -100,7 +100,7 @@ def test_index_search_status_tree(run, corpus_file, model, tmp_path):
     dense = json.loads(run("search", tmp_path / "index", "star red w3", "--mode", "dense", "--json").out)["hits"][0]
     assert (dense["score"], dense["from_words"], dense["matched"]) == (dense["from_meaning"], 0.0, [])
     words = run("search", tmp_path / "index", "nowhere to be found", "--mode", "words")
-    assert words.out == "no document shares a word with it\n"
+    assert words.out == "no document shares a word with the query\n"
     wrong = run("search", tmp_path / "index", "star", "--mode", "magic")
     assert (wrong.code, wrong.err) == (1, "error: mode 'magic': choose one of hybrid, dense, words\n")
     assert answer["hits"][0]["id"] in lines[0]
@@ -165,9 +165,9 @@ def test_add_and_remove(run, index, tmp_path):
     assert {hit["id"] for hit in found} == {"x", "y"}  # of JSON a number, of CSV a text
     found = json.loads(run("search", index, "w190", "-w", "year>=1990", "-w", "lang in fr,de", "--json").out)["hits"]
     assert [hit["id"] for hit in found] == ["y"]
-    assert run("search", index, "w190", "-w", "lang=xx").out == "no document fulfils the conditions\n"
+    assert run("search", index, "w190", "-w", "lang=xx").out == "no document matches the conditions\n"
     by_words = run("search", index, "nowhere", "-w", "lang=fr", "--mode", "words")
-    assert by_words.out == "no document that fulfils the conditions shares a word with it\n"
+    assert by_words.out == "no document that matches the conditions shares a word with the query\n"
     answer = json.loads(run("add", index, "-", "--json", stdin='{"id": "z", "text": "w5", "odd": "\\ud800"}').out)
     assert answer == {"index": str(index), "added": 1, "updated": 0, "documents": 243}
     assert json.loads(run("search", index, "w5", "-w", "odd>=", "--json").out)["hits"][0]["metadata"] == {
@@ -345,14 +345,14 @@ def test_ctrl_c_leaves_all_as_it_was(run, index, corpus_file, model, tmp_path, m
     more = "\n".join(f'{{"_id": "x{i}", "text": "w{i}"}}' for i in range(5))
     stopped = run("add", index, "-", stdin=more)
     assert (stopped.code, stopped.out) == (130, "")
-    assert stopped.err == "stopped; nothing was added; the same command starts over\n"
+    assert stopped.err == "stopped; nothing was added; run the same command again\n"
     with Index.open(index) as opened:
         assert len(opened) == 240
         assert "x0" not in opened
     del calls[1:]
     stopped = run("index", corpus_file, "-m", model, "-o", tmp_path / "new")
     assert stopped.code == 130
-    assert "the same command goes on with the vectors encoded so far" in stopped.err
+    assert "run the same command again to continue with the vectors encoded so far" in stopped.err
     assert not (tmp_path / "new").exists()
     assert run("index", corpus_file, "-m", model, "-o", tmp_path / "new").code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "new"]

@@ -94,7 +94,7 @@ def test_a_bound_is_printed_and_one_too_small_leaves_nothing(run_hce, caplog, tm
     shutil.rmtree(tmp_path / "out" / "engine")  # as a kill would leave it
     refused = run_hce("index", docs, "-o", tmp_path / "out")
     assert refused.returncode == 1
-    assert f"lacks only its engine; 'hce rebuild {tmp_path / 'out'}' builds it" in refused.stderr
+    assert f"lacks only its engine; 'hce rebuild {tmp_path / 'out'}' or the next search builds it" in refused.stderr
     refused = run_hce("rebuild", tmp_path / "out", "--memory", "1MB")
     assert refused.returncode == 1
     assert "memory 1 MB is too little" in refused.stderr

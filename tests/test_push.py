@@ -195,7 +195,7 @@ def test_nothing_outside_of_the_model_is_sent(model, tmp_path):
     (tmp_path / "secret.txt").write_text("mine")
     known = json.loads((model / "checksums.json").read_text())
     (model / "checksums.json").write_text(json.dumps({**known, "../secret.txt": zlib.crc32(b"mine")}))
-    with pytest.raises(FormatError, match=r"\.\./secret\.txt is missing, or is no regular file"):
+    with pytest.raises(FormatError, match=r"\.\./secret\.txt is missing, or is not a regular file"):
         uploads_of(model)
 
 

@@ -1,6 +1,6 @@
-"""The command line: what `hce` is made of, and how it ends. Results go to stdout, everything else to stderr.
+"""The command line `hce`: its commands and its errors. Results go to stdout, everything else to stderr.
 
-Exit codes: 0 done; 1 the input is wrong (one line: what, where, what to do); 2 wrong usage. A traceback is a bug.
+Exit code 0 is success, 1 an error (one line: what, where, what to do), 2 wrong usage. A traceback is a bug.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ REPORT_BUGS = "this is a bug in hce; please report it with the lines above and t
 
 
 class Commands(TyperGroup):
-    """Our commands, and those that installed packages offer as entry points; looking for these takes time."""
+    """Our commands, and those of installed packages, as entry points of the group `hce.commands`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Name our commands, in the order of `hce --help`, then the others."""
+        """Return the names of our commands, in the order of `hce --help`, then of others."""
         return [*super().list_commands(ctx), *offered_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by its name, or say that the laboratory has it."""
+        """Find a command by name; name the package to install if `hce-lab` has it."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         if (offer := offered_commands().get(cmd_name)) is not None:
@@ -49,7 +49,7 @@ class Commands(TyperGroup):
             single.command(cmd_name)(offer.load())
             return typer.main.get_command(single)
         if cmd_name in LABORATORY:
-            raise MissingPackageError(f"hce {cmd_name} is in a package of its own; pip install hce-lab")
+            raise MissingPackageError(f"hce {cmd_name} is in another package; pip install hce-lab")
         return None
 
 
@@ -70,12 +70,12 @@ COMMANDS = (
     *(demo, train, report, tree, index, add, remove, search, status, serve, mcp, export, push, rebuild, reindex, check),
     evaluate,
 )
-for command in COMMANDS:  # in the order of `hce --help`; an underscore in a name is a hyphen there
+for command in COMMANDS:  # in the order of `hce --help`, where an underscore in a name becomes a hyphen
     app.command()(command)
 
 
 def main() -> None:
-    """Run the command line; report what can be mended in one line."""
+    """Run the command line; report an error that the user can fix in one line."""
     _prepare_streams()
     try:
         for number, argument in enumerate(sys.argv[1:], start=1):
@@ -83,13 +83,13 @@ def main() -> None:
                 shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
                 raise InputError(f"argument {number}, {shown!r}, is not UTF-8; convert the text or rename the file")
         try:
-            with bars_shown(os.environ.get("RANK", "0") == "0"):  # of processes that work together, by the first
+            with bars_shown(os.environ.get("RANK", "0") == "0"):  # of several processes, only the first shows them
                 app(prog_name="hce")
         finally:
-            sys.stdout.flush()  # here and not when Python ends: the disk it goes to may be full
+            sys.stdout.flush()  # flush here, so that a full disk is reported below
     except HceError as error:
         _end(str(error))
-    except BrokenPipeError:  # `hce … | head` has seen enough
+    except BrokenPipeError:  # `hce … | head` closes the pipe early
         _leave_stdout()
         sys.exit(1)
     except Exception as error:
@@ -97,9 +97,9 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make sure that output can be written, and that log lines are shown."""
+    """Make output writable in every environment, and show log lines."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who called
+        if getattr(sys, name) is None:  # the caller closed it
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -110,25 +110,25 @@ def _prepare_streams() -> None:
 
 
 class _Harmless(logging.Formatter):
-    """A formatter of log lines that may quote documents and names of files."""
+    """Formats log lines, which may quote documents and file names, without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
 
 
 def _what_the_system_refused(error: Exception) -> str | None:
-    """Return one line about an error of the machine; None for a bug."""
+    """Return one line for an error of the system, such as a full disk; None for a bug."""
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
-        return "not enough memory for this; give fewer or shorter documents, a smaller model, or smaller batches"
+        return "not enough memory; use fewer or shorter documents, a smaller model, or smaller batches"
     reason = system_reason(error)
     where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
     return None if reason is None else f"{where}{reason}; check the disk's space, the path and its permissions"
 
 
 def _end(message: str | None) -> NoReturn:
-    """End with an error of one line; without one, with the traceback of a bug."""
+    """Exit with an error message, or without one with the traceback of a bug."""
     _leave_stdout()
-    with suppress(OSError):  # where stderr is full too, the exit code has to do
+    with suppress(OSError):  # if stderr cannot be written either, only the exit code is left
         if message is None:
             err.print_exception()
             err.print(REPORT_BUGS, soft_wrap=True)
@@ -138,7 +138,7 @@ def _end(message: str | None) -> NoReturn:
 
 
 def _leave_stdout() -> None:
-    """Write what is left for stdout, or drop it, so that Python can exit."""
+    """Flush stdout, or drop its buffer, so that Python can exit without another error."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

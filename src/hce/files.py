@@ -1,11 +1,11 @@
-"""Files and folders that appear complete or not at all, work that a crash leaves unfinished, and checksums.
+"""Atomic writes of files and folders, unfinished work, locks and checksums.
 
-What is written is written next to its place, flushed to disk, then renamed. It is locked meanwhile: the next write of
-the same name deletes what a killed process left unlocked. Unfinished work stays next to its output, with a mapping that
-says what it belongs to, so only the same work is ever continued.
+A file or folder is written under a temporary name next to its final one, flushed to disk, then renamed. The writer
+locks it meanwhile. The next write of the same name deletes temporary files without a lock: their writer was killed.
+Unfinished work stays next to its output with a record of what it belongs to, so only the same work is continued.
 
-CRC-32 finds every flipped bit and every burst of up to 32, misses other damage once in four billion, and reads 2.8 GB a
-second (docs/LOG.md). It is for accidents: who changes a file on purpose can change its checksum.
+CRC-32 finds every flipped bit and every burst of up to 32 bits, and misses other damage once in four billion. It reads
+2.8 GB a second (docs/LOG.md). It protects against accidents only: an attacker can change the checksum too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ except ImportError:  # Windows
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)  # what a killed write of a name leaves
+LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)  # the temporary name of a write
 SEAL = "checksum"
-LEFT_OUT = {CHECKSUMS, "README.md"}  # the latter is for people, who may change it as they like
+LEFT_OUT = {CHECKSUMS, "README.md"}  # users may edit the README
 BYTES_AT_ONCE = 1 << 22
 
 
@@ -57,12 +57,12 @@ BYTES_AT_ONCE = 1 << 22
 
 @contextmanager
 def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a temporary file next to `path`, which it replaces on success."""
+    """Open a temporary file, and rename it to `path` on success."""
     path = Path(path)
     with writing_to(path):
         if path.is_dir():
             raise InputError(f"{path}: is a folder; give the name of a file")
-        if path.exists() and not path.is_file():  # replacing /dev/null by a file would break the machine
+        if path.exists() and not path.is_file():  # a rename would replace /dev/null and break the machine
             raise InputError(f"{path}: is a device or a pipe; give the name of a file")
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
         with _neighbour(path, lambda temporary: temporary.touch(exist_ok=False)) as temporary:
@@ -88,7 +88,7 @@ def writing_to(path: str | Path) -> Iterator[None]:
         if isinstance(error, FileNotFoundError):
             require_parent(Path(path))
         raise InputError(
-            f"{path}: cannot be written ({reason}); check the disk's space and the folder it is to stand in"
+            f"{path}: cannot be written ({reason}); check the disk's space and the file's folder"
         ) from error
 
 
@@ -107,11 +107,11 @@ def write_json(path: str | Path, value: Any) -> None:
     """Write `value` as readable JSON, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     with open_atomically(path, "wb") as file:
-        file.write(text.encode("utf-8", "backslashreplace"))  # file names may hold what is no Unicode
+        file.write(text.encode("utf-8", "backslashreplace"))  # file names need not be valid Unicode
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a JSON object that `write_json` wrote; FormatError if there is none."""
+    """Read a JSON object that `write_json` wrote; FormatError if it is damaged."""
     value = read_json_value(path)
     if not isinstance(value, dict):
         raise FormatError(f"{path}: damaged (a JSON {type(value).__name__} where an object should be)")
@@ -119,20 +119,20 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = ()) -> T:
-    """Make a dataclass or a named tuple of JSON values, checked by type.
+    """Check JSON values by type, and make a dataclass or a named tuple of them.
 
-    Names that `kind` does not have are skipped. Numbers of fields in `may_be_nan` may be None, as NaN is read. The
-    FormatError for a wrong type does not name the file.
+    Names that `kind` does not have are skipped. `read_json` reads NaN as None, so fields in `may_be_nan` accept None. A
+    wrong type raises FormatError; the caller adds the file's name.
     """
     if not isinstance(values, dict):
         raise FormatError(f"a {type(values).__name__} where an object should be")
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name in values}
     for name, hint in hints.items():
         if not _fits(values[name], hint, name in may_be_nan):
-            raise FormatError(f"{name!r} is not what it has to be: {reprlib.repr(values[name])}")
+            raise FormatError(f"{name!r} has a wrong value: {reprlib.repr(values[name])}")
     try:
         return kind(**{name: values[name] for name in hints})
-    except TypeError as error:  # names what is missing
+    except TypeError as error:  # its message names the missing fields
         raise FormatError(one_line(error)) from error
 
 
@@ -167,13 +167,13 @@ def require_new(path: str | Path) -> None:
     try:
         holds_something = any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
     except OSError as error:
-        raise InputError(f"{path}: cannot be looked into ({error.strerror}); choose another place") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror}); choose another place") from error
     if holds_something:
         raise InputError(f"{path} exists and is not an empty folder: choose another place or remove it first")
 
 
 def require_free(output: str | Path, resume: bool) -> None:
-    """Raise InputError for an output folder that is taken, or has an unfinished run."""
+    """Raise InputError if an output folder exists or has an unfinished run."""
     require_new(output)
     if not resume and unfinished(output).exists():
         raise InputError(f"{unfinished(output)} holds an unfinished run: add --resume to continue it, or delete it")
@@ -182,7 +182,7 @@ def require_free(output: str | Path, resume: bool) -> None:
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` on success."""
-    path = Path(path).absolute()  # "." has no name to build a neighbor's from
+    path = Path(path).absolute()  # "." has no name for a temporary one to begin with
     require_new(path)
     with writing_to(path):
         make_folder(path.parent)
@@ -190,12 +190,12 @@ def new_folder(path: str | Path) -> Iterator[Path]:
             mode = temporary.stat().st_mode
             yield temporary
             _sync_tree(temporary, mode)
-            temporary.replace(path)  # replaces an empty folder, refuses a full one
+            temporary.replace(path)  # replaces an empty folder, fails on a full one
             sync_folder(path.parent)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its missing parents, and sync their names."""
+    """Make a folder and its missing parents, and sync their names to disk."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
@@ -203,7 +203,7 @@ def make_folder(folder: Path) -> None:
 
 
 def delete_whole(path: Path) -> None:
-    """Delete a folder: a kill leaves it complete, or hidden for the next one."""
+    """Delete a folder; a kill leaves all of it, or a leftover to be deleted."""
     with suppress(OSError):
         path.replace(_hidden(path))
         sync_folder(path.parent)
@@ -211,7 +211,10 @@ def delete_whole(path: Path) -> None:
 
 
 class ScratchFolder:
-    """A folder for temporary files, deleted with this object (not by forks), or after a kill with the next one."""
+    """A temporary folder, deleted with this object.
+
+    A forked process does not delete it. After a kill, the next scratch folder with this prefix deletes it.
+    """
 
     def __init__(self, prefix: str) -> None:
         delete_stale(Path(tempfile.gettempdir()).glob(f"{prefix}*"))
@@ -223,18 +226,18 @@ class ScratchFolder:
 
 
 def unfinished(output: str | Path) -> Path:
-    """Name the place of work that will become `output`, next to it."""
+    """Return the path of the unfinished work for `output`."""
     output = Path(output)
     return output.with_name(f"{output.name}.unfinished")
 
 
 def other_identity(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Return the first name under which unfinished work differs, or None."""
+    """Return the first name whose value differs, or None."""
     return next((name for name in wanted if found.get(name) != wanted[name]), None)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` durable; Windows journals renames."""
+    """Make a rename in `folder` durable; Windows journals renames by default."""
     if os.name == "posix":
         _sync(folder)
 
@@ -244,7 +247,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def held_alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold a folder for one process, or raise InputError with this refusal."""
+    """Lock a folder for this process, or raise InputError with this message."""
     if fcntl is None:
         yield
         return
@@ -262,7 +265,7 @@ def held_alone(folder: Path, refusal: str) -> Iterator[None]:
 
 @contextmanager
 def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """Make and lock a temporary file or folder next to `path`, until its rename."""
+    """Make a temporary file or folder next to `path`, and lock it in this block."""
     delete_leftovers(path.parent, path.name)
     lock = None
     while lock is None:
@@ -273,7 +276,7 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
         yield temporary
     except BaseException as error:
         _delete(temporary)
-        if isinstance(error, HceError):  # users know the final name only
+        if isinstance(error, HceError):  # users know only the final name
             error.args = (str(error).replace(str(temporary), str(path)),)
         raise
     finally:
@@ -282,7 +285,7 @@ def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = None) -> None:
-    """Delete what killed writes of a name, or of any, left in a folder."""
+    """Delete temporary files of killed writes, of one name or of all."""
     found = ((name, LEFTOVER.fullmatch(name)) for name in names_in(folder, within))
     delete_stale([folder / name for name, match in found if match and of in (None, match[1])])
 
@@ -303,15 +306,16 @@ def delete_stale(leftovers: Iterable[Path]) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Return a lock: None if the path was deleted meanwhile, −1 without locks."""
+    """Lock a path; None if it was deleted meanwhile, −1 on a system without locks."""
     if fcntl is None:
         return -1
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
-    with suppress(OSError):  # a file system without locks: nobody can lock it, so nobody deletes it
+    with suppress(OSError):  # no locks here: `delete_stale` cannot lock it either, so it deletes nothing
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+    # `delete_stale` may have held the lock first and deleted the path: the caller then makes another.
     if os.path.lexists(path):
         return descriptor
     os.close(descriptor)
@@ -330,7 +334,7 @@ def _delete(path: Path) -> None:
 
 
 def _delete_own(path: Path, lock: int, process: int) -> None:
-    """Delete a folder, unless this is a fork of the process that made it."""
+    """Delete a folder, unless this is a fork of the owner's process."""
     if os.getpid() == process:
         _delete(path)
     if lock >= 0:
@@ -338,13 +342,13 @@ def _delete_own(path: Path, lock: int, process: int) -> None:
 
 
 def _sync_tree(folder: Path, mode: int) -> None:
-    """Flush all files to disk, with the folder's rights; libraries set others."""
+    """Flush all files to disk, and give them the folder's mode; libraries set others."""
     for path in (*folder.rglob("*"), folder):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             continue
         wanted = stat.S_IMODE(mode) if path.is_dir() else mode & 0o666
         if stat.S_IMODE(path.stat().st_mode) != wanted:
-            with suppress(OSError):  # a file system that knows no rights
+            with suppress(OSError):  # a file system without modes
                 path.chmod(wanted)
         if path.is_file() or os.name == "posix":
             _sync(path)
@@ -362,7 +366,7 @@ def _sync(path: Path) -> None:
 
 
 def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Write the checksums of these files, or all, to `checksums.json`."""
+    """Write the checksums of these files, by default all, to `checksums.json`."""
     chosen = check_tree(folder).keys() - LEFT_OUT if names is None else names
     write_json(folder / CHECKSUMS, {name: file_checksum(folder / name) for name in sorted(chosen)})
 
@@ -370,7 +374,7 @@ def write_checksums(folder: Path, names: Iterable[str] | None = None) -> None:
 def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] | None:
     """Return a line for each missing or changed file; None without checksums.
 
-    `advance` is called with the number of bytes just read. OutsideError if there is a link, a pipe or a device.
+    `advance` gets the number of bytes just read. A link, a pipe or a device raises OutsideError.
     """
     if not is_file(folder / CHECKSUMS):
         return None
@@ -385,50 +389,53 @@ def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] 
         with suppress(OSError):
             found = file_checksum(folder / name, advance) if name in files else None
         if name not in files:
-            damaged.append(f"{name} is missing, or is no regular file in this folder")
+            damaged.append(f"{name} is missing, or is not a regular file in this folder")
         elif found is None or found != checksum:
             damaged.append(f"{name} is not as it was written")
     return damaged
 
 
 def require_undamaged(folder: Path, remedy: str) -> None:
-    """Raise FormatError for a damaged file; a folder without checksums passes."""
+    """Raise FormatError if a file is damaged; a folder without checksums passes."""
     if damaged := damage_in(folder):
         more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
         raise FormatError(f"{folder}: damaged ({damaged[0]}){more}; {remedy}")
 
 
 def sealed(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a small JSON file along with their checksum."""
+    """Add a checksum to the values of a small JSON file."""
     return {**values, SEAL: zlib.crc32(json.dumps(values, sort_keys=True).encode())}
 
 
 def unsealed(values: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
-    """Return the values without their checksum, and whether it fits, if any."""
+    """Remove the checksum; return the values and whether it fits, None without one."""
     rest = {name: value for name, value in values.items() if name != SEAL}
     return rest, values[SEAL] == sealed(rest)[SEAL] if SEAL in values else None
 
 
 class KeptArrays(NamedTuple):
-    """Arrays from a file in the order asked for, and the facts saved with them."""
+    """Arrays from a cache file, in the order requested, and the facts saved with them."""
 
     arrays: list[np.ndarray]
     facts: dict[str, str]
 
 
 def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, str]) -> None:
-    """Cache arrays in a file, if possible; `facts` name what made them."""
+    """Cache arrays in a file, if it can be written; `facts` identify their source."""
     from safetensors.numpy import save
 
     try:
         with open_atomically(path, "wb") as file:
             file.write(save(arrays, {**facts, SEAL: str(checksum_of_arrays(arrays.values()))}))
     except (HceError, OSError) as error:
-        logger.debug("%s is not kept: %s", path, error)
+        logger.debug("%s was not cached: %s", path, error)
 
 
 def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
-    """Read arrays by name, in the order written; None if missing or damaged."""
+    """Read cached arrays by name; None if missing or damaged.
+
+    The names must be in the order written: the checksum depends on it.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -440,12 +447,12 @@ def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
 
 
 def checksum_of_arrays(arrays: Iterable[np.ndarray]) -> int:
-    """Return the checksum of some arrays, one after another."""
+    """Return one checksum of all arrays, in this order."""
     return reduce(lambda checksum, array: zlib.crc32(array.tobytes(), checksum), arrays, 0)
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file that others published, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BYTES_AT_ONCE):
@@ -454,7 +461,7 @@ def file_sha256(path: Path) -> str:
 
 
 def file_checksum(path: Path, advance: Advance = lambda count: None) -> int:
-    """Return the checksum of a file."""
+    """Return the CRC-32 of a file."""
     value = 0
     with open_file(path) as file:
         while block := file.read(BYTES_AT_ONCE):

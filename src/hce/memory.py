@@ -1,7 +1,7 @@
-"""Memory: the user's limit, checked against an estimate before the work begins, and pages of mapped files.
+"""Check the user's memory limit against an estimate before the work, and release pages of mapped files.
 
-The estimate is the process's memory so far, and what grows with the documents by measured figures (docs/LOG.md, "All
-commands at a million"; lab: `large_corpus`). Pages of mapped files do not count: the system takes them back.
+The estimate is the memory of the process so far plus what grows with the documents, from measurements (docs/LOG.md,
+"All commands at a million"; lab: `large_corpus`). Pages of mapped files do not count: the system can reclaim them.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     import numpy as np
 
 MiB = 1 << 20
-CODED = 4  # dimensions of a vector in a byte of its code
+CODED = 4  # dimensions of a vector that one byte of its codes covers
 
-ARENAS = 2  # of glibc's malloc; by default there are 8 for each core
+ARENAS = 2  # of glibc's malloc; the default is 8 for each core
 M_ARENA_MAX = -8
 
-HELD = 1024 * MiB  # of vectors, or of what clustering keeps of them, before they are read from a file
-PIECE = 1 << 16  # bytes of a file to be mapped that are written at once
-SECONDS_BETWEEN_RELEASES = 0.1  # in which a process reads less than a gigabyte of a mapped file
-_released: list[mmap.mmap] = []  # what is mapped within `released`
+HELD = 1024 * MiB  # of vectors kept in memory; more are read from a file
+PIECE = 1 << 16  # bytes written at once to a file that will be mapped
+SECONDS_BETWEEN_RELEASES = 0.1  # in this time a process reads less than a gigabyte of a mapped file
+_released: list[mmap.mmap] = []  # the files of the active `released` blocks
 
 
 def parse_size(text: str) -> int:
-    """Read a number of bytes: 4GB is 4·10⁹, 4GiB is 4·2³⁰.
+    """Parse a number of bytes: 4GB is 4·10⁹, 4GiB is 4·2³⁰.
 
     >>> parse_size("4GB"), parse_size("512 MiB"), parse_size("1.5g")
     (4000000000, 536870912, 1500000000)
 
     Raises:
-        InputError: it is no size, or 0.
+        InputError: the text is not a size, or it is 0.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE | re.ASCII)
     size = 0
@@ -60,9 +60,9 @@ def taken_so_far() -> int:
 
 
 def use_few_arenas() -> None:
-    """Let threads share freed memory; call this before there are threads.
+    """Let threads share freed memory; call this before any thread starts.
 
-    glibc gives each thread an arena of its own, from which freed memory does not go to other threads.
+    By default glibc gives threads separate arenas, and memory freed in one is not used by threads of another.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -70,7 +70,7 @@ def use_few_arenas() -> None:
 
 
 def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
-    """Estimate the bytes that each stage of indexing takes, passages included."""
+    """Estimate peak bytes per indexing stage, passages included."""
     vectors = 4 * dim * documents
     held = vectors if vectors <= HELD else 0
     needs = {
@@ -79,7 +79,7 @@ def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
         "writing documents": 96 * MiB,
         "indexing words": 192 * MiB,
     }
-    if engine == "codes":  # twice: the codes to be saved, and those that faiss scans
+    if engine == "codes":  # codes count twice: those to be saved, and those that faiss scans
         needs["building the engine"] = held + (2 * dim // CODED + 64) * documents + 256 * MiB
     elif engine == "exact":
         needs["building the engine"] = held + 8 * documents + 256 * MiB
@@ -87,15 +87,15 @@ def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
 
 
 def train_needs(documents: int, dim: int) -> dict[str, int]:
-    """Estimate the bytes that training on these documents takes."""
+    """Estimate peak bytes of training on this many documents."""
     return {"training": 400 * MiB + documents * (4 * dim + 1200)}
 
 
 def require_memory(needs: Mapping[str, int], bound: int, remedy: str) -> str:
-    """Return a line about the limit and the largest need.
+    """Return a line with the limit and the stage that needs most.
 
     Raises:
-        InputError: the limit is too small; the message has the figure that would do, and `remedy`.
+        InputError: the limit is too small; the message has the estimate and `remedy`.
     """
     stage, most = max(needs.items(), key=lambda each: each[1])
     total = taken_so_far() + most
@@ -105,7 +105,7 @@ def require_memory(needs: Mapping[str, int], bound: int, remedy: str) -> str:
 
 
 def shown_size(size: int) -> str:
-    """Show a number of bytes.
+    """Format a number of bytes for people.
 
     >>> shown_size(1_500_000_000), shown_size(96_000_000)
     ('1.5 GB', '96 MB')
@@ -117,10 +117,10 @@ def shown_size(size: int) -> str:
 
 
 def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
-    """Write rows in small pieces, for scattered reads from a mapped file.
+    """Write rows in small pieces, so that scattered reads map little memory.
 
-    Linux caches what is written at once as one piece of up to 2 MB. Reading a row may map its entire piece, and all of
-    that counts as memory of the process.
+    Linux caches a large write in blocks of up to 2 MB. Reading one row may map its entire block, and all of the block
+    counts as memory of the process.
     """
     data = memoryview(rows.tobytes())
     for start in range(0, len(data), PIECE):
@@ -129,9 +129,9 @@ def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
 
 @contextmanager
 def released(vectors: object) -> Iterator[None]:
-    """Let the system drop pages of a mapped, unchanged array in this block.
+    """Release the pages of a mapped, read-only array again and again in this block.
 
-    Otherwise every page that was ever read counts as memory of the process.
+    Without this, every page that was read once counts as memory of the process.
     """
     mapped = getattr(vectors, "_mmap", None)
     if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
@@ -146,9 +146,9 @@ def released(vectors: object) -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Drop pages of the arrays within `released` now, after scattered reads.
+    """Release the pages of all arrays in `released` now, after scattered reads.
 
-    The system maps 64 KB around each row, so all of a file may be mapped between two releases.
+    The system maps 64 KB around each row, so scattered reads may map an entire file between two timed releases.
     """
     for mapped in list(_released):
         mapped.madvise(mmap.MADV_DONTNEED)

@@ -1,11 +1,11 @@
-"""Several processes as one: work shared out, rows gathered with their gradients, gradients averaged; how they stop.
+"""Run several processes as one: share work, gather rows with gradients, average gradients, stop together.
 
-Alone, everything here returns what it was given, so one code path serves one process and many. Processes exchange
-numbers, JSON and safetensors: nothing is pickled.
+With a single process, every function returns its input, so the same code serves one process and many. Processes
+exchange numbers, JSON and safetensors; nothing is pickled.
 
-Processes wait for each other in torch's collectives, which fail if a process died or was silent for `TIMEOUT`. torchrun
-and accelerate end the others that they started on a host. A process that stops leaves its reason in the launcher's
-key-value store, so each host can say why in one line.
+Processes wait for each other in torch's collectives. A collective fails if a process died or was silent for `TIMEOUT`.
+torchrun and accelerate end the other processes that they started on a host. A process that stops leaves its reason in
+the launcher's key-value store, so each host can report it in one line.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from hce.files import other_identity, writing_to
 T = TypeVar("T")
 R = TypeVar("R")
 ARRAY, JSON = "array", "json"  # keys of a message
-TIMEOUT = timedelta(minutes=30)  # torch's default; between two exchanges one process may have more to do than another
-HEARING = 4.0  # seconds in which all should have read why one stopped
-GRACE = 1.0  # seconds in which others may find the same reason on their own
+TIMEOUT = timedelta(minutes=30)  # torch's default; some work between two exchanges is done by one process alone
+HEARING = 4.0  # seconds to wait until all processes have read why one stopped
+GRACE = 1.0  # seconds for the others to fail with the same error on their own
 SECONDS_BETWEEN_LOOKS = 0.2
 _working_together: ContextVar[bool] = ContextVar("working_together", default=False)
 
@@ -58,12 +58,12 @@ def process_rank() -> int:
 
 
 def is_first_process() -> bool:
-    """Return whether this process writes the files and talks to the user."""
+    """Return whether this process writes the files and the messages."""
     return process_rank() == 0
 
 
 def wait_for_all() -> None:
-    """Wait until every process has come this far."""
+    """Wait until every process has reached this call."""
     if process_count() > 1:
         dist.barrier()
 
@@ -78,12 +78,12 @@ def require_alike(facts: Mapping[str, Any]) -> None:
         name = other_identity(wanted, found)
         if name is not None:
             raise InputError(
-                f"the {name} is {wanted[name]!r} on {first} and {found.get(name)!r} on {host}; give all hosts the same"
+                f"the {name} is {wanted[name]!r} on {first}, {found.get(name)!r} on {host}; use the same on all hosts"
             )
 
 
 def require_shared(folder: Path) -> None:
-    """Fail if this process does not see what the first writes to a folder."""
+    """Fail if this process cannot see a file that the first one wrote to a folder."""
     if process_count() == 1:
         return
     note = folder / _messages(f".hce-{secrets.token_hex(8)}")[0]
@@ -96,11 +96,11 @@ def require_shared(folder: Path) -> None:
     if is_first_process():
         note.unlink(missing_ok=True)
     if not sees:
-        raise InputError(f"{folder} of {socket.gethostname()} is not that of the first host; give one that all share")
+        raise InputError(f"{folder} on {socket.gethostname()} is not the first host's folder; give one that all share")
 
 
 class _Gather(torch.autograd.Function):
-    """All processes' rows, stacked; backward sums the gradients that all processes have for our rows."""
+    """Stack all processes' rows; backward sums every process's gradient of our own rows."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -117,12 +117,12 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(rows: Tensor) -> Tensor:
-    """Return all processes' rows, (B, …) → (G, …), with gradients; B is the same."""
+    """Gather all processes' rows with gradients, (B, …) → (G, …); B is equal on all."""
     return rows if process_count() == 1 else _Gather.apply(rows)
 
 
 def with_averaged_gradient(parameter: Tensor) -> Tensor:
-    """Return an alias of a parameter whose gradient is averaged over the processes."""
+    """Return an alias of a parameter; its gradient is averaged over the processes."""
     if process_count() == 1 or not parameter.requires_grad:
         return parameter
 
@@ -137,16 +137,16 @@ def with_averaged_gradient(parameter: Tensor) -> Tensor:
 
 
 def own_rows(count: int) -> slice:
-    """Return this process's part of `count` rows; a remainder has no owner."""
+    """Return this process's share of `count` rows; the remainder is skipped."""
     each = count // process_count()
     return slice(process_rank() * each, (process_rank() + 1) * each)
 
 
 @contextmanager
 def working_together(wanted: bool = True) -> Iterator[None]:
-    """Let `share_out` share work in this block, the same in all processes.
+    """Let `share_out` share work in this block; all processes must enter it.
 
-    It is off by default: a tree that one process grows must not wait for the others.
+    Sharing is off by default: when one process grows a tree on its own, it must not wait for the others.
     """
     token = _working_together.set(wanted)
     try:
@@ -156,14 +156,14 @@ def working_together(wanted: bool = True) -> Iterator[None]:
 
 
 def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
-    """Return the results of `work(items)`; processes each do a share.
+    """Return the results of `work(items)`; each process computes a share.
 
-    Results are arrays, numbers, strings, None, and tuples and lists of these; a tuple from another process is a list.
+    Results may be arrays, numbers, strings, None, and tuples and lists of these. A tuple arrives as a list.
     """
     count = process_count()
     if count == 1 or not _working_together.get():
         return work(items)
-    with working_together(False):  # the work on a share is this process's own affair
+    with working_together(False):  # no process may wait for the others inside its own share
         own = work(items[process_rank() :: count])
     results: list[Any] = [None] * len(items)
     for rank, share in enumerate(_messages(own)):
@@ -172,7 +172,7 @@ def share_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> lis
 
 
 def _messages(own: Any) -> list[Any]:
-    """Return the messages of all processes by rank; see `share_out`."""
+    """Exchange messages; return all of them by rank (see `share_out` for types)."""
     message = torch.frombuffer(bytearray(_packed(own)), dtype=torch.uint8).to(_device_of_exchange())
     sizes = gather(torch.tensor([len(message)], dtype=torch.int64, device=message.device)).tolist()
     everyones = gather(torch.nn.functional.pad(message, (0, max(sizes) - len(message)))).view(len(sizes), -1)
@@ -208,7 +208,7 @@ def _unpacked(packed: bytes) -> Any:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Seed torch for a step: the same in each run, another in each process."""
+    """Seed torch for a step: equal in each run, different in each process."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, process_rank()]).generate_state(1)[0]))
 
 
@@ -218,7 +218,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
         return
     for parameter in parameters:
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)  # everyone must take part in every reduction
+            parameter.grad = torch.zeros_like(parameter)  # every process must join every reduction
         dist.all_reduce(parameter.grad)
         parameter.grad /= process_count()
 
@@ -229,21 +229,21 @@ def average_values(values: dict[str, float], device: torch.device) -> dict[str, 
 
 
 def take_weights_of_the_first(parameters: Iterable[Tensor]) -> None:
-    """Give all processes the first one's weights; processors differ slightly."""
+    """Copy the first process's weights to all; different processors round differently."""
     if process_count() > 1:
         for parameter in parameters:
-            sent = parameter.data.to(_device_of_exchange())  # a table is in memory, and NCCL sends from a GPU
+            sent = parameter.data.to(_device_of_exchange())  # a table is in main memory, but NCCL sends from a GPU
             dist.broadcast(sent, src=0)
             parameter.data.copy_(sent)
 
 
 def of_the_first(values: dict[str, float], device: torch.device) -> dict[str, float]:
-    """Broadcast the first process's values, so that every process decides the same."""
+    """Broadcast the first process's values, so that all decide the same."""
     return _exchanged(values, device, partial(dist.broadcast, src=0))
 
 
 def _exchanged(values: dict[str, float], device: torch.device, exchange: Callable[[Tensor], Any]) -> dict[str, float]:
-    """Exchange values as one tensor, which `exchange` changes in place."""
+    """Pack values into one tensor, and let `exchange` change it in place."""
     if process_count() == 1:
         return values
     packed = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
@@ -256,10 +256,10 @@ def _exchanged(values: dict[str, float], device: torch.device, exchange: Callabl
 
 @contextmanager
 def together(how_to_go_on: str) -> Iterator[torch.device]:
-    """Work with the processes that a launcher started; yield this one's device.
+    """Work with the processes that a launcher started; yield this process's device.
 
     Raises:
-        InputError: the others have other code.
+        InputError: the hosts run different code.
         AwayError: a host cannot be reached, or was lost; the message ends with `how_to_go_on`.
     """
     device = _meet()
@@ -272,7 +272,7 @@ def together(how_to_go_on: str) -> Iterator[torch.device]:
         others.tell(str(error) or "it was interrupted")
         raise
     except Exception as error:
-        # gloo's errors of lost connections have no class of their own
+        # gloo raises plain RuntimeErrors for lost connections
         if not (isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))):
             others.tell(f"{one_line(error)} (a bug in hce)")
             raise
@@ -282,8 +282,8 @@ def together(how_to_go_on: str) -> Iterator[torch.device]:
 
 
 def _meet() -> torch.device:
-    """Wait until all processes are there; return this one's device."""
-    from accelerate import PartialState  # it takes seconds to import, and one process does without it
+    """Wait until all processes have connected; return this process's device."""
+    from accelerate import PartialState  # imported here: it takes seconds, and a single process does not need it
 
     try:
         return torch.device(PartialState(cpu=not torch.cuda.is_available(), timeout=TIMEOUT).device)
@@ -293,7 +293,7 @@ def _meet() -> torch.device:
 
 
 def _code() -> dict[str, str]:
-    """Return what must be the same on all hosts."""
+    """Return the versions, and a hash of hce's code, to compare between hosts."""
     digest, package = hashlib.sha256(), Path(__file__).parent
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
@@ -302,7 +302,7 @@ def _code() -> dict[str, str]:
 
 
 def _lost(error: Exception) -> str:
-    """Say why a collective failed."""
+    """Return why a collective failed."""
     if "imed out" in str(error):
         return f"another process was silent for {TIMEOUT.total_seconds():.0f} s"
     found = re.search(r"\[([0-9a-f.:]+)\]:[0-9]+", str(error))
@@ -310,35 +310,35 @@ def _lost(error: Exception) -> str:
 
 
 class _Others:
-    """The other processes, by the notes that all leave in the store where they met."""
+    """The other processes; all exchange short notes in the launcher's key-value store."""
 
     def __init__(self) -> None:
         self._rank, self._count = process_rank(), process_count()
-        self._speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # of each host, the first process
-        # The one that torch met by: another connection would lose its server when the first process lets go.
+        self._speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # one process of each host reports
+        # Use torch's own connection: a new one would lose its server when the first process ends.
         met = dist.distributed_c10d._get_default_store()
         self._store: Any = dist.PrefixStore("hce", met)  # type: ignore[attr-defined]
 
     def leave(self) -> None:
-        """Leave when all are done; the first process has more to do than the others."""
+        """Wait until all are done; the first process has work after the others end."""
         if self._rank == 0:
             self._store.set("done", "")
         while not self._store.check(["done"]):
             if self._store.check(["reason"]):
                 raise dist.DistError("the first process stopped")
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        dist.barrier()  # one that ends early can tear the others down
+        dist.barrier()  # a process that ends early can make the others fail
         dist.destroy_process_group()
 
     def tell(self, reason: str) -> None:
-        """Send the others the reason to stop; each host's first one shows it."""
+        """Send the others the reason to stop; only each host's first process reports it."""
 
         def note() -> None:
             self._store.compare_set("reason", "", f"{socket.gethostname()}: {reason}")
             self._store.add("heard", 1)
             time.sleep(GRACE)
-            dist.destroy_process_group()  # what the others wait for then fails, and they look for the reason
-            while self._store.add("heard", 0) < self._count:  # the store may end with this process
+            dist.destroy_process_group()  # the others' collectives then fail, and they read the reason
+            while self._store.add("heard", 0) < self._count:  # the store may end when this process ends
                 time.sleep(SECONDS_BETWEEN_LOOKS)
 
         _within(HEARING, note)
@@ -346,13 +346,13 @@ class _Others:
             raise SystemExit(1)
 
     def reason(self) -> str | None:
-        """Return why another process stopped, if it said so."""
+        """Return why another process stopped; None if it left no reason."""
         said = _within(HEARING, lambda: self._store.check(["reason"]) and self._store.get("reason").decode())
         return f"stopped with the others: {said}" if said else None
 
 
 def _within(seconds: float, act: Callable[[], Any]) -> Any:
-    """Return what `act` returns in time, else None: the store may be gone."""
+    """Return the result of `act`, or None if it fails or takes too long."""
     found: list[Any] = []
 
     def tried() -> None:

@@ -1,10 +1,10 @@
-"""Progress of long work, on stderr: a bar with rate and time left on a terminal, a line every ten seconds elsewhere.
+"""Progress of long work on stderr, and deadlines for work in threads.
 
-Elsewhere the first line comes after two seconds. Work many calls down, such as building an engine, shows its progress
-within `bars_shown`.
+A terminal shows a bar with rate and time left. Other outputs get a line after two seconds, then one every ten. Work
+deep in the call stack, such as building an engine, shows its progress inside `bars_shown`.
 
-Deadlines: a thread cannot be ended from outside. Whoever starts work in one sets a deadline around it. The loops of
-that work call `check_deadline`, which raises once the time is over or the work was called off.
+Python cannot stop a thread from outside. So the caller sets a deadline around the work, and the loops of that work call
+`check_deadline`. It raises when the time is over or the work was canceled.
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ def bars_shown(show: bool = True) -> Iterator[None]:
 def progress_bar(description: str, total: int | None, unit: str, *, show: bool | None = None) -> Iterator[Advance]:
     """Yield a function to call with the number of items just done.
 
-    `total` may be an estimate, above which nothing is counted, or None. `show=False` is silent, and so is None, except
-    within `bars_shown`.
+    `total` may be None or an estimate; the count stops there. `show=None` shows a bar only inside `bars_shown`.
     """
     if not (_shown.get() if show is None else show):
         yield lambda count: None
     elif sys.stderr.isatty():
-        if not _drawing.acquire(blocking=False):  # a terminal shows one at a time, the outer
+        if not _drawing.acquire(blocking=False):  # a terminal shows only the outermost bar
             yield lambda count: None
             return
         try:
@@ -62,7 +61,7 @@ def progress_bar(description: str, total: int | None, unit: str, *, show: bool |
             _drawing.release()
     else:
         lines = _PlainLines(description, total, unit)
-        with every(SECONDS_TO_FIRST_LINE, lambda: lines.advance(0)):  # shows that something is still done
+        with every(SECONDS_TO_FIRST_LINE, lambda: lines.advance(0)):  # shows that the process is alive
             yield lines.advance
 
 
@@ -75,7 +74,7 @@ def counted(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
 
 @contextmanager
 def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Repeat an act in a thread while the block runs."""
+    """Call a function every few seconds in a thread while the block runs."""
     ended = threading.Event()
 
     def repeat() -> None:
@@ -114,7 +113,7 @@ class _RateColumn(ProgressColumn):
 
 
 class _PlainLines:
-    """Lines about how much is done: one after two seconds, then one every ten, even if nothing advances."""
+    """Progress as lines: one after two seconds, then one every ten, even if nothing advances."""
 
     def __init__(self, description: str, total: int | None, unit: str) -> None:
         self.description, self.total, self.unit = description, total, unit
@@ -147,27 +146,27 @@ class _PlainLines:
 
 
 class DeadlineError(Exception):
-    """Nobody waits any more for what is being done."""
+    """The deadline is over, or the work was canceled."""
 
 
 class Deadline:
-    """The moment until which someone waits, in seconds from now."""
+    """The time limit of some work, in seconds from now."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds
 
     def call_off(self) -> None:
-        """End the work at its next check; may be called from any thread."""
+        """Cancel the work at its next check; any thread may call this."""
         self._ends = float("-inf")
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether the time is over or the work was canceled."""
         return time.monotonic() > self._ends
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Set this deadline for the block, and for threads with a copy of its context."""
+        """Set this deadline for the block, and for threads that copy its context."""
         token = _deadline.set(self)
         try:
             yield
@@ -176,7 +175,7 @@ class Deadline:
 
 
 def check_deadline() -> None:
-    """Raise DeadlineError if nobody waits any more."""
+    """Raise DeadlineError if the current deadline is over."""
     deadline = _deadline.get()
     if deadline is not None and deadline.is_over:
-        raise DeadlineError("nobody waits any more")
+        raise DeadlineError("the deadline is over")

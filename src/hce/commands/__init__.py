@@ -1,1 +1,1 @@
-"""One module a command or two: parse, call, print; no logic."""
+"""The commands of `hce`: parse options, call the library, print the result."""

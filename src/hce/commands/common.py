@@ -1,4 +1,4 @@
-"""What commands share: consoles that no text can control, options, and Ctrl-C."""
+"""Shared by all commands: safe output to terminals, options, Ctrl-C, and several processes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.encoding.bundled import Work
 
-# Control characters, marks that turn the direction of a line, and halves of surrogate pairs, which stand for what is no
-# Unicode in a file's name and which no stream can write.
+# Control characters, marks that change the direction of text, and lone surrogates. Python uses lone surrogates for
+# bytes of file names that are not Unicode, and no stream can write them.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
-LARGEST_SEED = 2**32 - 1  # that scikit-learn takes
+LARGEST_SEED = 2**32 - 1  # scikit-learn's limit
 
 
 # ------------------------------------------------------------------------------------------------- output
 
 
 def harmless(text: str) -> str:
-    r"""Replace each character that would control a terminal, except \n and \t.
+    r"""Replace each character that could control a terminal, except \n and \t.
 
     >>> harmless("red \x1b[31mshoes")
     'red �[31mshoes'
@@ -49,24 +49,24 @@ def harmless(text: str) -> str:
 
 
 class PlainConsole(Console):
-    """A console for texts from anywhere: they are shown unchanged and cannot control the terminal."""
+    """A console for untrusted texts: no markup, and no control of the terminal."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render to segments whose texts cannot control a terminal."""
+        """Render to segments without control characters."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
 
 out = PlainConsole()
 err = PlainConsole(stderr=True)
-show, note = partial(out.print, soft_wrap=True), partial(err.print, soft_wrap=True)  # a line, however long
+show, note = partial(out.print, soft_wrap=True), partial(err.print, soft_wrap=True)  # long lines stay one line
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout; control characters stay escapes."""
+    """Print one JSON document on stdout, with control characters as escapes."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     line = json.dumps(value, ensure_ascii=not unicode)
     sys.stdout.write(OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n")
@@ -81,7 +81,7 @@ def answer(line: str, facts: dict[str, Any], as_json: bool) -> None:
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[str] = ()) -> Table:
-    """Lay out a table; a narrow terminal folds headings and loses no figure."""
+    """Lay out a table; a narrow terminal wraps headings and cuts no number."""
     table = Table(box=None, pad_edge=False)
     for column, name in enumerate(header):
         widest = max(len(row[column]) for row in rows)
@@ -93,7 +93,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], bold: Container[s
 
 @contextmanager
 def interruptible(how_to_go_on: str | Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C into a line that says how to go on."""
+    """Turn Ctrl-C into a message that says how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -105,7 +105,7 @@ def interruptible(how_to_go_on: str | Callable[[], str]) -> Iterator[None]:
 
 
 def known_encoder(spec: str | None) -> str | None:
-    """Refuse a mistyped name of an encoder before any work, as an option's callback."""
+    """Fail on a mistyped encoder name before any work, as an option's callback."""
     if spec is not None:
         from hce.encoding.bundled import refuse_mistyped
 
@@ -114,7 +114,7 @@ def known_encoder(spec: str | None) -> str | None:
 
 
 def known_reranker(spec: str | None) -> str | None:
-    """Refuse a mistyped name of a cross-encoder, as an option's callback."""
+    """Fail on a mistyped cross-encoder name, as an option's callback."""
     if spec is not None:
         from hce.encoding.bundled import refuse_mistyped_reranker
 
@@ -122,22 +122,22 @@ def known_reranker(spec: str | None) -> str | None:
     return spec
 
 
-CORPUS = "the documents: a BEIR folder, a file, a folder of texts or parts, or -"
+CORPUS = "the documents: a BEIR folder, a file, a folder of texts or parts, or - for stdin"
 CorpusArgument = Annotated[Path, Argument(metavar="corpus", help=CORPUS)]
 DatasetArgument = Annotated[Path, Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")]
 IndexArgument = Annotated[Path, Argument(metavar="index", help="the folder of the index", show_default=False)]
-READ_INDEX = "the folder of the index, or the address of Milvus that it writes to"
+READ_INDEX = "the folder of the index, or the Milvus address that it writes to"
 ReadIndexArgument = Annotated[Path, Argument(metavar="index", help=READ_INDEX, show_default=False)]
 ModelArgument = Annotated[Path, Argument(help="a folder that `hce train` wrote", show_default=False)]
 
 MODEL: dict[str, Any] = {"metavar": "DIR|NAME|HUB-ID", "callback": known_encoder}
 ENCODER: dict[str, Any] = {"metavar": "NAME|DIR|HUB-ID", "callback": known_encoder}
 EncoderOption = Annotated[str, Option("--encoder", "-e", help="static, minilm, a directory or a hub id", **ENCODER)]
-AT = "of Milvus: http://HOST:19530, or a file ending in .db"
+AT = "the address of Milvus: http://HOST:19530, or a file ending in .db"
 AtOption = Annotated[str | None, Option("--at", metavar="ADDRESS", help=AT, show_default=False)]
-TRUST = "contact the address that the index keeps its vectors at, from now on"
+TRUST = "trust the Milvus address in this index, now and later"
 TrustOption = Annotated[bool, Option("--trust-address", help=TRUST)]
-MEMORY = "the most memory to take, such as 4GB or 512MiB; refused at once where that is too little"
+MEMORY = "memory limit, such as 4GB or 512MiB; stops before any work if the estimate is higher"
 MemoryOption = Annotated[
     int | None, Option("--memory", metavar="SIZE", parser=parse_size, help=MEMORY, show_default=False)
 ]
@@ -145,30 +145,28 @@ JsonOption = Annotated[bool, Option("--json", help="print one JSON document")]
 SeedOption = Annotated[int, Option("--seed", help="same seed, same result", min=0, max=LARGEST_SEED)]
 
 PANEL = "Reading documents"
-FIELDS = (
-    "the fields that hold id, text and title: id=number,text=remarks; 'id=' numbers the rows; default: the usual names"
-)
+FIELDS = "fields with the id, text and title: id=number,text=remarks; 'id=' numbers the rows; default: the usual names"
 FieldsOption = Annotated[
     list[str] | None,
     Option("--fields", metavar="WHAT=NAME,…", help=FIELDS, show_default=False, rich_help_panel=PANEL),
 ]
 READING = {  # the other fields of `hce.data.records.Reading`
-    "delimiter": (str | None, "between the cells of a CSV or TSV file; default: found in a CSV file's header"),
-    "encoding": (str, "of text files, such as latin-1 or utf-16"),
-    "skip_bad": (bool, "skip records and files that cannot be read, and name the first"),
+    "delimiter": (str | None, "the delimiter of a CSV or TSV file; default: found in a CSV file's header"),
+    "encoding": (str, "the encoding of text files, such as latin-1 or utf-16"),
+    "skip_bad": (bool, "skip records and files that cannot be read, and report the first"),
 }
 
 
 def parse_named(option: str, items: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Read items such as "id=Doc, no.,text=remarks".
+    """Parse items such as "id=Doc, no.,text=remarks".
 
     Args:
-        option: the option, for the message.
-        items: what was given; a value may hold commas, and only an id may be empty.
-        known: the names, and what each takes.
+        option: the option's name, for messages.
+        items: the option's values; a value may contain commas, and only an id may be empty.
+        known: the allowed names, with a placeholder of each value.
 
     Raises:
-        InputError: another name, one of them twice, or no value.
+        InputError: an unknown name, a name twice, or no value.
     """
     pattern = re.compile(rf"\s*({'|'.join(known)})=(.*?)(?:,(?=\s*\w+=)|$)")
     values: dict[str, str] = {}
@@ -178,13 +176,13 @@ def parse_named(option: str, items: Iterable[str], known: Mapping[str, str]) -> 
             found = pattern.match(item, position)
             if found is None or found[1] in values or not (found[2] or found[1] == "id"):
                 names = ", ".join(f"{name}={value}" for name, value in known.items())
-                raise InputError(f"{option} {item}: give some of {names}, each once, with commas between")
+                raise InputError(f"{option} {item}: give some of {names}, each once, separated by commas")
             values[found[1]], position = found[2], found.end()
     return values
 
 
 def parse_fields(items: Iterable[str]) -> dict[str, Any]:
-    """Read which fields hold what, as `Reading` has it; an empty id numbers the rows.
+    """Parse --fields to arguments of `Reading`; an empty id numbers the rows.
 
     >>> parse_fields(["id=Doc, no.,text=remarks"])
     {'id_field': 'Doc, no.', 'text_field': 'remarks'}
@@ -195,13 +193,13 @@ def parse_fields(items: Iterable[str]) -> dict[str, Any]:
 
 
 def with_reading(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's argument `reading` by the options of `Reading`."""
+    """Replace a command's argument `reading` by one option for each field of `Reading`."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.name != "reading"]
     keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     parameters.append(keyword("fields", default=None, annotation=FieldsOption))
     for name, (kind, text) in READING.items():
-        flag = f"--{name.replace('_', '-')}"  # alone: a switch that is off by default needs no --no-…
+        flag = f"--{name.replace('_', '-')}"  # no --no-… form: these switches are off by default
         option = Option(flag, help=text, show_default=name == "encoding", rich_help_panel=PANEL)
         parameters.append(keyword(name, default=getattr(Reading, name), annotation=Annotated[kind, option]))
 
@@ -212,7 +210,7 @@ def with_reading(function: Callable[..., None]) -> Callable[..., None]:
         function(**arguments, reading=Reading(**named, **chosen))
 
     command.__signature__ = inspect.Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}  # typer makes options of both
+    command.__annotations__ = {each.name: each.annotation for each in parameters}  # typer reads both
     return command
 
 
@@ -220,22 +218,22 @@ def with_reading(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_alone() -> bool:
-    """Return whether no launcher started other processes."""
+    """Return whether this is the only process, not one of a launcher's."""
     return max(int(os.environ.get(name, "1")) for name in WORLD_SIZES) == 1
 
 
 @contextmanager
 def together(how_to_go_on: str) -> Iterator[torch.device | None]:
-    """Work with processes that a launcher started; yield a device if not alone.
+    """Work with processes that a launcher started; yield the device, None if alone.
 
     Raises:
-        InputError: the others have other code.
+        InputError: the hosts run different code.
         AwayError: a host cannot be reached, or was lost; the message ends with `how_to_go_on`.
     """
     if is_alone():
         yield None
         return
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings of a lost connection are pages long
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings about a lost connection are pages long
     from hce.processes import together as with_others
 
     with with_others(how_to_go_on) as device:
@@ -243,7 +241,7 @@ def together(how_to_go_on: str) -> Iterator[torch.device | None]:
 
 
 def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
-    """Read the documents for `output`; of several parts, each process some."""
+    """Read the documents for `output`; several processes share the parts."""
     from hce.data.corpus import Corpus
 
     if is_alone():
@@ -256,15 +254,15 @@ def shared_corpus(source: Path, reading: Reading, output: Path) -> Corpus:
 
 
 def copies_of_corpus(output: Path) -> Path:
-    """Return the folder for parts that other hosts can read only as copies."""
+    """Return the folder for JSONL copies of a corpus's .gz and Parquet parts."""
     return unfinished(f"{output}.corpus")
 
 
 def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
-    """Return the encoder that a name stands for; print what the other would cost.
+    """Resolve an encoder's name; print what the other bundled encoder would cost.
 
     Raises:
-        InputError: several processes, which may be on different machines, cannot choose one encoder.
+        InputError: `auto` with several processes: their machines could choose different encoders.
     """
     from hce.encoding.bundled import AUTO, BUNDLED, chosen_encoder
 

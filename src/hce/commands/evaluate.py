@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from hce.index.ranking import Hit, SearchMode
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
-SAMPLE = 100  # documents of an index that are compared with the collection's
+SAMPLE = 100  # documents whose texts are compared between index and collection
 AGAINST = {**common.MODEL, "metavar": "DIR|NAME|HUB-ID|RUN"}
-DEPTH = "hits to ask for, and to look at in runs that are compared; a deeper cut-off asks for more"
-MODE = "how to search: hybrid, dense or words; by default hybrid for an index, dense for a model"
+DEPTH = "hits to retrieve, and to use of compared runs; a measure with a deeper cut-off raises it"
+MODE = "search mode: hybrid, dense or words; default: hybrid for an index, dense for a model"
 
 
 @dataclass(frozen=True)
 class InMode:
-    """An index that is searched in one mode, as `evaluate` needs it.
+    """Searches an index in one mode, for `evaluate`.
 
-    `rerank` is a cross-encoder, and how many of the first hits it reads; all others stay behind them. `Index.search`
-    has it read all hits that it returns.
+    `rerank` is a cross-encoder, and the number of first hits that it reads; the others keep their order behind these.
+    `Index.search` cannot do this: there the cross-encoder reads at least all hits that are returned.
     """
 
     index: Index
@@ -58,7 +58,7 @@ class InMode:
 
 
 class Task(NamedTuple):
-    """What to measure by; queries and corpus are read only if a model has to search them."""
+    """Judgments, measures and options; queries and corpus are loaded only for a model or an index."""
 
     qrels: Qrels
     queries: dict[str, Query]
@@ -70,7 +70,7 @@ class Task(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A run and what it scored."""
+    """A run and its scores."""
 
     name: str
     run: Run
@@ -84,7 +84,7 @@ def evaluate(
     ] = None,
     run_file: Annotated[Path | None, Option(help="measure this TREC run instead of a model")] = None,
     split: Annotated[str, Option(help="which judgments: qrels/SPLIT.tsv")] = "test",
-    measures: Annotated[str, Option(help="names, with commas between them")] = MEASURES,
+    measures: Annotated[str, Option(help="names, separated by commas")] = MEASURES,
     against: Annotated[
         str | None, Option(help="compare with this model, index or TREC run (a file), query by query", **AGAINST)
     ] = None,
@@ -104,7 +104,7 @@ def evaluate(
     seed: common.SeedOption = 0,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Measure how well a model, or a run of any system, ranks the documents judged relevant.
+    """Measure how well a model, an index or a run ranks the relevant documents.
 
     Examples:
       hce evaluate scifact -m my-model
@@ -120,7 +120,7 @@ def evaluate(
         raise InputError("give either --model, or --run-file with a run to measure")
     reading = _reading(fields, model, against)
     against_run = bool(against) and Path(str(against)).is_file()
-    find_split(dataset, split)  # before what takes seconds to import
+    find_split(dataset, split)  # fails before the slow imports below
 
     from hce.evaluation.evaluate import parse_measure
 
@@ -130,7 +130,7 @@ def evaluate(
     depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
     judged = _read(dataset, split, reading, searches=bool(model or (against and not against_run)))
     task = Task(*judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode | None", mode))
-    # All are opened before the work: a wrong one is reported at once.
+    # Open all before the work, so that a wrong name fails at once.
     sources = [_open(str(model or run_file), is_run=model is None)]
     sources += [_open(against, is_run=against_run)] if against else []
     systems = [
@@ -138,10 +138,10 @@ def evaluate(
         for place, source in enumerate(sources)
     ]
     if judged_zero := systems[0].report.without_positives:
-        common.note(f"{len(judged_zero):,} judged queries have no relevant document ({judged_zero[0]!r} …) and count 0")
+        common.note(f"{len(judged_zero):,} queries have no relevant document ({judged_zero[0]!r} …) and score 0")
     for system in systems:
         if lost := system.report.without_hits:
-            common.note(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and count 0")
+            common.note(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and score 0")
     paired = _paired(systems, seed)
     _write(systems[0], run, per_query)
     if as_json:
@@ -153,7 +153,7 @@ def evaluate(
 
 
 def _reading(fields: list[str] | None, *specs: str | None) -> Reading:
-    """Return how documents are read: by --fields, or as an index remembers."""
+    """Return how to read documents: by --fields, or by the fields that an index remembers."""
     from hce.index.manifest import Manifest, is_index
 
     named = Reading(**common.parse_fields(fields or ()))
@@ -162,28 +162,28 @@ def _reading(fields: list[str] | None, *specs: str | None) -> Reading:
 
 
 def _reranking(model: str | None, rerank: str | None, depth: int) -> tuple[Reranker, int] | None:
-    """Load the cross-encoder that re-ranks what an index finds, to a depth."""
+    """Load the cross-encoder for --rerank; return it with its depth."""
     from hce.index.manifest import is_index
 
     if rerank is None:
         return None
     if model is None or not is_index(model):
-        raise InputError("--rerank needs an index for --model: it reads the documents that were found")
+        raise InputError("--rerank needs an index for --model, to read the texts of the hits")
     from hce.encoding.reranker import Reranker
 
     return Reranker.load(rerank), depth
 
 
 def _check_outputs(run: Path | None, per_query: Path | None) -> None:
-    """Refuse before the work, not after it."""
+    """Fail on outputs that cannot be written, before the work."""
     from hce.evaluation.evaluate import VALUES_SUFFIXES
 
     for path in (run, per_query):
         if path and (path.is_dir() or not path.parent.is_dir()):
             reason = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-            raise InputError(f"{path}: {reason}; give the name of a file in a folder that is there")
+            raise InputError(f"{path}: {reason}; give the name of a file in an existing folder")
     if per_query and per_query.suffix not in VALUES_SUFFIXES:
-        raise InputError(f"{per_query}: values of queries are written as {' or '.join(VALUES_SUFFIXES)}")
+        raise InputError(f"{per_query}: unknown ending; give a file ending in {' or '.join(VALUES_SUFFIXES)}")
 
 
 def _read(
@@ -217,7 +217,7 @@ def _open(spec: str, *, is_run: bool) -> tuple[str, Run | Encoder | Index]:
 def _measured(
     task: Task, name: str, what: Run | Encoder | Index, rerank: tuple[Reranker, int] | None, *, is_compared: bool
 ) -> Measured:
-    """Measure a run, or what a model or an index finds, at one depth."""
+    """Measure a run, a model or an index at the task's depth."""
     from hce.encoding.encoder import Encoder
     from hce.evaluation.evaluate import rank, score_run, without_self
     from hce.index.index import Index
@@ -235,11 +235,11 @@ def _measured(
 
 
 def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
-    """Make a model search the corpus; an index is searched unchanged."""
+    """Return a searcher of the corpus for a model, or of an index in the task's mode."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 
-    corpus = cast("Corpus", task.corpus)  # it was read, as there is a model
+    corpus = cast("Corpus", task.corpus)  # loaded, because a model or an index is measured
     if isinstance(source, Index):
         source.with_matched = False
         _check_index(source, corpus)
@@ -252,7 +252,7 @@ def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] 
 
 
 def _check_index(index: Index, corpus: Corpus) -> None:
-    """Refuse an index of other documents; say so if some are missing."""
+    """Fail on an index of other documents; report if some are missing."""
     lacking = dict.fromkeys(document_id for document_id in corpus.ids if document_id not in index)
     shared = list(islice((document for document in corpus if document.id not in lacking), SAMPLE))
     if not shared:
@@ -261,11 +261,11 @@ def _check_index(index: Index, corpus: Corpus) -> None:
         raise InputError(f"{index.path}: other documents have the ids of {corpus.name}; measure an index of these")
     if lacking:
         first = next(iter(lacking))
-        common.note(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are not there ({first!r} …)")
+        common.note(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are missing ({first!r} …)")
 
 
 def _paired(systems: list[Measured], seed: int) -> dict[str, Paired]:
-    """Compare two systems by each measure; nothing where there is one system."""
+    """Compare two systems by each measure; return {} for a single system."""
     from hce.evaluation.significance import compare_several
 
     if len(systems) < 2:

@@ -23,16 +23,16 @@ def tree(
     ],
     encoder: common.EncoderOption = "static",
     branching: Annotated[int, Option("--branching", "-b", help="children of a node; 0 chooses for depth 3")] = 0,
-    levels: Annotated[int, Option("--levels", help="how many levels to show")] = 2,
-    most: Annotated[int, Option("--most", help="how many children of a node to show")] = 8,
+    levels: Annotated[int, Option("--levels", help="number of levels to show")] = 2,
+    most: Annotated[int, Option("--most", help="most children of a node to show")] = 8,
     output: Annotated[Path | None, Option("--output", "-o", help="also save the tree to this new folder")] = None,
     seed: common.SeedOption = 0,
     as_json: common.JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
-    """Show the tree of a corpus: its outline, with the words that set each part apart.
+    """Show the tree of a corpus as an outline, each node with its typical words.
 
-    With --json, an index and a corpus name their documents by id, and a model by their position in its corpus, from 0.
+    With --json, documents of an index and of a corpus are ids. Those of a model are positions in its corpus, from 0.
 
     Examples:
       hce tree docs.jsonl
@@ -63,7 +63,7 @@ def tree(
 
 
 def _ids(path: Path, saved: Path) -> list[str | None] | None:
-    """Return the ids of an index's tree, None for each one removed since."""
+    """Return the ids of an index's tree, with None for documents removed since."""
     from hce.index.index import Index
     from hce.index.manifest import is_index
     from hce.index.tree import NumberedHierarchy
@@ -79,7 +79,7 @@ def _ids(path: Path, saved: Path) -> list[str | None] | None:
 def _grow_tree(
     path: Path, encoder_spec: str, branching: int, seed: int, reading: Reading
 ) -> tuple[Hierarchy, list[str | None]]:
-    """Grow a tree of a corpus, with names; return the documents' ids too."""
+    """Grow a tree of a corpus, with names; return it with the documents' ids."""
     from hce.data.corpus import Corpus
 
     corpus = Corpus.load(path, reading)
@@ -98,21 +98,24 @@ def _grow_tree(
 def export(
     source: Annotated[Path, Argument(help="an index, or a model", show_default=False)],
     skills: Annotated[
-        Path | None, Option("--skills", metavar="DIR", help="of an index: its tree as Markdown files in a new folder")
+        Path | None,
+        Option("--skills", metavar="DIR", help="for an index: a new folder with its tree as Markdown files"),
     ] = None,
-    levels: Annotated[int, Option(min=1, help="of the tree that have a folder for each node")] = 2,
+    levels: Annotated[
+        int, Option(min=1, help="with --skills: levels of the tree to write, a folder for each node")
+    ] = 2,
     plain: Annotated[
-        Path | None, Option("--plain", metavar="DIR", help="of a model: a new folder with standard modules alone")
+        Path | None, Option("--plain", metavar="DIR", help="for a model: a new folder with standard modules only")
     ] = None,
     first_alone: Annotated[
-        bool, Option("--first-alone", help="with --plain: the first encoder without its companions")
+        bool, Option("--first-alone", help="with --plain: export only the first encoder, without its companions")
     ] = False,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Write an index or a model in a form that needs no hce to be read.
+    """Export an index or a model to a form that can be read without hce.
 
-    --skills writes a folder for each node of the first levels, with one Markdown file: its name, its words, typical
-    sentences, its parts and the ids of its documents. Agents and people read these.
+    --skills writes a folder with one Markdown file for each node of the first levels. The file has the node's name,
+    words, typical sentences and parts. In the last of these levels it has the ids of the documents.
 
     --plain writes a model that SentenceTransformer(DIR) loads without trust_remote_code and without hce. A model with
     companions has no such form; --first-alone exports its first encoder.
@@ -124,7 +127,7 @@ def export(
     """
     output = skills or plain
     if output is None or None not in (skills, plain):
-        raise InputError("hce export: give either --skills DIR, of an index, or --plain DIR, of a model")
+        raise InputError("hce export: give either --skills DIR for an index, or --plain DIR for a model")
     require_new(output)
     if skills is not None:
         from hce.index.index import Index
@@ -147,13 +150,14 @@ def export(
 def push(
     model: common.ModelArgument,
     repository: Annotated[str, Argument(metavar="ORG/NAME", help="on the model hub", show_default=False)],
-    public: Annotated[bool, Option("--public", help="everybody can read a new repository")] = False,
+    public: Annotated[bool, Option("--public", help="let everybody read a new repository")] = False,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Upload a trained model, its card and its tree to a model hub; a new repository is private.
+    """Upload a trained model, its card and its tree to a model hub.
 
-    The token is the one of HF_TOKEN, or of `hf auth login`; HF_ENDPOINT names another hub. Only files that hce wrote
-    are uploaded, without the held-out queries. Names of nodes, and the words of a companion, are words of your corpus.
+    A new repository is private. The token comes from HF_TOKEN or from `hf auth login`; HF_ENDPOINT sets another hub.
+    Only files that hce wrote are uploaded, without the held-out queries. Names of nodes and a companion's words come
+    from your corpus.
 
     Examples:
       hce push my-model my-name/my-model

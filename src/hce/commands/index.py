@@ -1,4 +1,4 @@
-"""Commands that make, change and keep an index: `hce index`, `add`, `remove`, `rebuild`, `reindex`, `check`."""
+"""Commands that make, change and check an index: `hce index`, `add`, `remove`, `rebuild`, `reindex`, `check`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.index.check import Checkup, Finding
 
-NOT_MADE = "no index was made; the same command goes on with the vectors encoded so far"
-SHOWN = 10  # findings of one part
+NOT_MADE = "no index was made; run the same command again to continue with the vectors encoded so far"
+SHOWN = 10  # findings of one part and state
 
 
 @common.with_reading
 def index(
     corpus: Annotated[
-        Path, Argument(help="the documents: a BEIR folder, a file, a folder of texts or parts, another index, or -")
+        Path, Argument(help="a BEIR folder, a file, a folder of texts or parts, another index, or - for stdin")
     ],
     output: Annotated[Path, Option("--output", "-o", help="a new folder for the index", show_default=False)],
     model: Annotated[
@@ -35,22 +35,24 @@ def index(
     engine: Annotated[str, Option(help="codes, exact or milvus")] = "codes",
     at: common.AtOption = None,
     memory: common.MemoryOption = None,
-    tree: Annotated[bool, Option("--tree/--no-tree", help="grow a tree where the model brings none")] = True,
-    language: Annotated[str, Option(help="of the texts, to match words in any form; none: as written")] = "english",
+    tree: Annotated[bool, Option("--tree/--no-tree", help="grow a tree if the model has none")] = True,
+    language: Annotated[
+        str, Option(help="language of the texts, whose word endings are ignored; none: match words as written")
+    ] = "english",
     words_share: Annotated[
         float | None,
-        Option(help="weight of words in a hybrid search, 0 to 1; default: .5 with a static encoder, else .25"),
+        Option(help="weight of words in a hybrid search, 0 to 1; default: chosen for the corpus"),
     ] = None,
     tokens: Annotated[
-        bool, Option("--tokens/--no-tokens", help="keep a transformer's tokens too, which order the first hits better")
+        bool, Option("--tokens/--no-tokens", help="keep a transformer's token vectors, to reorder the first hits")
     ] = True,
     as_json: common.JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
     """Encode a corpus and make a searchable index of it.
 
-    The index holds all it needs: documents, vectors, a copy of the encoder, and the tree. Documents can be added and
-    removed later, without training. Given another index, its documents are copied.
+    The index contains everything: documents, vectors, a copy of the encoder, and the tree. Documents can be added and
+    removed later, without training. From another index, the documents are copied and encoded again.
 
     Examples:
       hce index docs.jsonl -m my-model -o my-index
@@ -91,25 +93,25 @@ def index(
         if not is_first_process():
             return
         delete_whole(common.copies_of_corpus(output))
-    with Index.open(output) as made, common.interruptible(f"{output} is complete; the first search builds its engine"):
+    with Index.open(output) as made, common.interruptible(f"{output} is complete; the next search builds its engine"):
         build_parts(made.state)
         found = made.status()
-    there = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' looks there"
+    there = f"{found.documents:,} documents are in {output}; search them with: hce search {output} 'some text'"
     common.answer(f"search: {found.search}\n{there}", found.as_dict(), as_json)
 
 
 @common.with_reading
 def add(
     path: common.IndexArgument,
-    files: Annotated[list[Path], Argument(help="the documents, in any format that `hce index` takes, or -")],
-    update: Annotated[bool, Option("--update", help="replace documents whose ids are there already")] = False,
+    files: Annotated[list[Path], Argument(help="the documents, in any format that `hce index` reads, or - for stdin")],
+    update: Annotated[bool, Option("--update", help="replace documents with the same ids")] = False,
     as_json: common.JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
-    """Add documents to an index: all of them, or none if one of them is not sound.
+    """Add documents to an index: all of them, or none if one is invalid.
 
-    Only texts that are new are encoded. When the command has ended, the documents survive a crash. The fields that
-    `hce index --fields` named are used where the new documents have them.
+    Only new texts are encoded. When the command has ended, the documents survive a crash. The index remembers the
+    fields of `hce index --fields`, and uses them if the new documents have them.
 
     Examples:
       hce add my-index new.jsonl
@@ -119,7 +121,7 @@ def add(
     from hce.data.corpus import Corpus
     from hce.index.index import Index
 
-    with Index.open(path) as index, common.interruptible("nothing was added; the same command starts over"):
+    with Index.open(path) as index, common.interruptible("nothing was added; run the same command again"):
         reading = reading.remembering(index.state.manifest.fields)
         batches = [Corpus.load(file, reading) for file in files]
         before = len(index)
@@ -133,10 +135,10 @@ def add(
 
 def remove(
     path: common.IndexArgument,
-    ids: Annotated[list[str], Argument(help="ids of documents, or - to read them from stdin, one a line")],
+    ids: Annotated[list[str], Argument(help="ids of documents, or - to read them from stdin, one per line")],
     as_json: common.JsonOption = False,
 ) -> None:
-    """Take documents out of an index: all that are named, or none if one of them is not there.
+    """Remove documents from an index: all of them, or none if an id is unknown.
 
     Examples:
       hce remove my-index doc-17 doc-18
@@ -147,7 +149,7 @@ def remove(
 
     if ids == [STDIN]:
         ids = [line.text for line in read_lines(STDIN) if line.text]
-    with Index.open(path) as index, common.interruptible("nothing was removed; the same command starts over"):
+    with Index.open(path) as index, common.interruptible("nothing was removed; run the same command again"):
         count = index.remove(ids)
         documents = len(index)
     facts = {"index": str(path), "removed": count, "documents": documents}
@@ -156,19 +158,21 @@ def remove(
 
 def rebuild(
     path: common.IndexArgument,
-    engine: Annotated[str | None, Option(help="from now on: codes, exact or milvus", show_default=False)] = None,
+    engine: Annotated[str | None, Option(help="a new engine: codes, exact or milvus", show_default=False)] = None,
     at: common.AtOption = None,
-    refit: Annotated[bool, Option(help="refit a table that was fitted to less than a quarter")] = True,
+    refit: Annotated[
+        bool, Option(help="fit a static table again if it was fitted to less than a quarter of the documents")
+    ] = True,
     tokens: Annotated[
-        bool | None, Option("--tokens/--no-tokens", help="keep a transformer's tokens from now on; default: as it was")
+        bool | None, Option("--tokens/--no-tokens", help="keep a transformer's token vectors; default: no change")
     ] = None,
     memory: common.MemoryOption = None,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Make all that is derived from an index's documents again: the tree and the engine.
+    """Rebuild the tree and the engine of an index from its documents.
 
-    The documents do not change. A static table that was fitted to less than a quarter of them is fitted to all, and
-    they are encoded again. A trained encoder does not change. The space of removed documents is given back.
+    The documents do not change. A static table that was fitted to less than a quarter of them is fitted to all of them,
+    and they are encoded again. A trained encoder does not change. Disk space of removed documents is freed.
 
     Examples:
       hce rebuild my-index
@@ -179,7 +183,7 @@ def rebuild(
 
     with (
         Index.open(path) as index,
-        common.interruptible("the documents are as they were; the same command starts over"),
+        common.interruptible("the documents have not changed; run the same command again"),
     ):
         with progress_bar("loading", None, "modules"):
             from hce.index.create import keep_within  # with torch, which takes seconds to import
@@ -201,16 +205,16 @@ def reindex(
         Option("--model", "-m", help="what `hce train` wrote, or any encoder", show_default=False, **common.MODEL),
     ] = None,
     words_share: Annotated[
-        float | None, Option(help="weight of words in a hybrid search, 0 to 1; default: as `hce index` has it")
+        float | None, Option(help="weight of words in a hybrid search, 0 to 1; default: as for `hce index`")
     ] = None,
-    undo: Annotated[bool, Option("--undo", help="take up again what the index had before the last reindexing")] = False,
+    undo: Annotated[bool, Option("--undo", help="return to the encoder before the last reindexing")] = False,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Give an index another encoder without a pause: it is searched, and documents come and go, all the while.
+    """Switch the encoder of an index while it is searched and written to.
 
-    Every document is encoded again while searches use the old vectors; then the new ones take over at once, also in a
-    running `hce serve`. Interrupted, the same command goes on. Until `hce rebuild`, which gives the space
-    back, --undo returns to the encoder that was there before, at once.
+    Every document is encoded again while searches use the old vectors. Then the index switches to the new ones at once,
+    also in a running `hce serve`. After an interruption, run the same command again to continue. --undo returns to the
+    old encoder at once, until `hce rebuild` frees its disk space.
 
     Examples:
       hce reindex my-index -m my-new-model
@@ -220,12 +224,12 @@ def reindex(
     if (model is None) != undo:
         raise InputError("give either --model with the new encoder, or --undo")
     if undo and words_share is not None:
-        raise InputError("--undo takes up the share of words too that was there; leave --words-share out")
+        raise InputError("--undo also restores the old share of words; leave --words-share out")
     from hce.index.index import Index
 
     with (
         Index.open(path) as index,
-        common.interruptible(f"{path} has the encoder that it had; the same command goes on"),
+        common.interruptible(f"{path} still has its old encoder; run the same command again to continue"),
     ):
         if model is None:
             index.undo_reindex(progress=True)
@@ -242,15 +246,15 @@ def reindex(
 def check(
     folder: Annotated[Path, Argument(help="the folder of an index or of a model", show_default=False)],
     repair: Annotated[
-        bool, Option("--repair", help="heal what can be made again, and add checksums where there are none")
+        bool, Option("--repair", help="rebuild damaged parts that can be derived again, and add missing checksums")
     ] = False,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Read all of an index or a model through, and say what is not as it was written; exit code 1 if anything is.
+    """Check every row and file of an index or a model against its checksum.
 
-    Engine, words and tree can be made again from the documents, and vectors from their texts: --repair does that. Texts
-    and the encoder are nowhere else, and have to come from a copy. A model
-    without checksums is unknown; --repair adds them.
+    Exit code 1 means damage. --repair makes engine, words and tree again from the documents, and vectors from their
+    texts. Damaged texts and encoders can only be restored from a copy. Without checksums a model's state is unknown;
+    --repair adds them.
 
     Examples:
       hce check my-index
@@ -258,11 +262,11 @@ def check(
       hce check my-model --json
     """
     if not folder.is_dir():
-        raise InputError(f"{folder}: neither an index nor a model is there (no such folder); name the folder of one")
+        raise InputError(f"{folder}: there is no such folder; name the folder of an index or a model")
 
     from hce.index.check import check as checked
 
-    with common.interruptible("nothing is half repaired; the same command starts over"):
+    with common.interruptible("no part is half repaired; run the same command again"):
         found = checked(folder, repair=repair, progress=True)
     if as_json:
         common.print_json(found.as_dict())
@@ -273,18 +277,18 @@ def check(
 
 
 def _refuse_without_engine(path: Path) -> None:
-    """Refuse an index that lacks only its engine, after a killed run."""
+    """Fail on an output that is a complete index without its engine, from a killed run."""
     from hce.index.manifest import Manifest, is_index
     from hce.search.engine import ELSEWHERE
 
     if is_index(path) and not any(path.glob("engine*")) and Manifest.read(path).engine not in ELSEWHERE:
         raise InputError(
-            f"{path} is an index that lacks only its engine; 'hce rebuild {path}' builds it, as would the first search"
+            f"{path} is an index that lacks only its engine; 'hce rebuild {path}' or the next search builds it"
         )
 
 
 def _documents_of(path: Path, reading: Reading, output: Path) -> Corpus:
-    """Load the documents of a new index, also from another index."""
+    """Load the documents of a new index, from files or from another index."""
     from hce.data.corpus import Corpus
     from hce.index.index import Index
     from hce.index.manifest import is_index
@@ -308,14 +312,14 @@ def _print_checkup(found: Checkup, repair: bool) -> None:
             advice = "" if repair else "--repair adds checksums"
         common.show(f"{line}; {advice}" if advice else line)
     of = f"{found.documents:,} documents, " if found.kind == "index" else ""
-    sound = "no damage is known" if found.findings else "all is as it was written"
+    sound = "no damage is known" if found.findings else "no damage"
     common.show(f"{found.path}: {of}{sound if found.is_sound else 'damaged'}")
     if more := len(found.findings) + len(found.healed) - len(findings) - len(healed):
         common.note(f"--json lists {more:,} more")
 
 
 def _first_of_each(findings: tuple[Finding, ...]) -> list[Finding]:
-    """Return some findings of each part."""
+    """Return the first findings of each part and state."""
     seen: Counter[tuple[str, str]] = Counter()
     shown = []
     for finding in findings:

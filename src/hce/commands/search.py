@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hce.training.model_folder import Training
 
 SNIPPET = 160  # characters
-FOLDED = 5  # ids of near-equal documents that are shown
+FOLDED = 5  # ids of near-equal documents to show
 BLANKS = re.compile(r"\s+")
 SEARCHED = "the folder of the index, the Milvus file (.db) it writes to, or the address of a running hce serve"
 RERANK: dict[str, Any] = {"metavar": "DIR|HUB-ID", "callback": common.known_reranker, "show_default": False}
@@ -28,7 +28,7 @@ ADVICE = {
     "ok": "nothing to do",
     "re-cluster": "hce rebuild grows the tree again, without training",
     "retrain": "hce train on the documents there are now, then hce reindex with the new model",
-    "unknown": "too little to go by",
+    "unknown": "too few new documents to judge",
 }
 
 
@@ -40,28 +40,31 @@ def search(
         list[str] | None,
         Option("--where", "-w", metavar="CONDITION", help="on metadata: 'lang=en', 'year>=2000', 'tag in a,b'"),
     ] = None,
-    mode: Annotated[str, Option(help="hybrid (words and meaning), dense (meaning alone) or words")] = "hybrid",
+    mode: Annotated[str, Option(help="hybrid (words and meaning), dense (meaning only) or words")] = "hybrid",
     unique: Annotated[bool, Option("--unique", help="show near-equal documents once")] = False,
-    rerank: Annotated[str | None, Option(help="a cross-encoder to re-rank the first hits by", **RERANK)] = None,
+    rerank: Annotated[str | None, Option(help="re-rank the first hits with this cross-encoder", **RERANK)] = None,
     depth: Annotated[int, Option(help="how many of the first hits --rerank reads")] = 50,
     facet: Annotated[
         list[str] | None,
-        Option("--facet", metavar="FIELD", help="also count, by this field, all documents that --where leaves"),
+        Option(
+            "--facet", metavar="FIELD", help="also count this field's values, over all documents that match --where"
+        ),
     ] = None,
     token: Annotated[
-        str | None, Option(envvar="HCE_TOKEN", help="what the server at that address, or its proxy, wants")
+        str | None, Option(envvar="HCE_TOKEN", help="the token of the server at that address, or of its proxy")
     ] = None,
     trust_address: common.TrustOption = False,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Find the documents of an index that answer a text best, by words and by meaning.
+    """Search an index by words and by meaning.
 
-    Each hit shows the part of the text with most of the query's words, these in bold; of a long document, the passage
-    that was found. Several --where conditions must all hold. In a hybrid search the score is the sum of what meaning
-    and what words gave, which are shown too. With --rerank the score is the cross-encoder's, and the earlier rank
-    is shown too. --json gives all fields, with the places of the query's words. --facet counts all documents that
-    fulfil the conditions, whatever is searched for: by meaning every document is found, sooner or later. So the first
-    line may say that nothing is a good match (good_match in --json; null where that is not known, as with --where).
+    Each hit shows the snippet with most of the query's words, in bold. For a long document it is the best passage.
+    Several --where conditions must all hold. The score of a hybrid search is the sum of its parts from meaning, words
+    and tokens, which are shown too. With --rerank the score is the cross-encoder's, and the earlier rank is shown.
+
+    Search by meaning ranks every document, so it always returns hits. The first line says if nothing is a good match
+    (good_match in --json, null if unknown, as with --where). For the same reason --facet counts all documents that
+    match --where, not only the hits. --json gives all fields, with the positions of the query's words.
 
     Examples:
       hce search my-index "how do plants make sugar" -k 5
@@ -86,7 +89,7 @@ def search(
     facets: dict[str, Any] = {}
     if is_url(address):
         if rerank or facet:
-            raise InputError("--rerank and --facet need the folder of an index; a server is asked for hits alone")
+            raise InputError("--rerank and --facet need the folder of an index, not the address of a server")
         from hce.web.client import Client
 
         hits, good_match = Client(address, token).search(text, k, where or (), mode, unique=unique)
@@ -121,7 +124,7 @@ def status(
     trust_address: common.TrustOption = False,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Say what is in an index, what has changed since it was made, and whether it is time to retrain.
+    """Show the contents and changes of an index, and whether it is time to retrain.
 
     Examples:
       hce status my-index
@@ -148,31 +151,30 @@ def status(
 
 def serve(
     path: common.ReadIndexArgument,
-    host: Annotated[str, Option(help="where to listen; 0.0.0.0 lets all of the network in")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one")] = 8080,
+    host: Annotated[str, Option(help="the address to listen at; 0.0.0.0 lets the network connect")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="the port to listen at; 0 picks a free one")] = 8080,
     token: Annotated[
         str | None,
-        Option(envvar="HCE_TOKEN", help="what writing needs; made up where others than this machine can connect"),
+        Option(envvar="HCE_TOKEN", help="the token for writing; a random one if other machines can connect"),
     ] = None,
     name: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="of this server, in addition to its addresses; may be given more than once"),
+        Option(metavar="NAME", help="another name that requests may call this server by; may be repeated"),
     ] = None,
-    read_only: Annotated[bool, Option("--read-only", help="nobody can add or remove documents")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="refuse to add or remove documents")] = False,
     learn_queries: Annotated[
         bool,
-        Option("--learn-queries", help="keep the mean of all queries, not their texts, for `hce train`"),
+        Option("--learn-queries", help="keep the mean vector of all queries, not their texts, for `hce train`"),
     ] = False,
-    no_metrics: Annotated[bool, Option("--no-metrics", help="no /metrics for a monitor")] = False,
+    no_metrics: Annotated[bool, Option("--no-metrics", help="do not serve /metrics")] = False,
     open_browser: Annotated[bool, Option("--open", help="open the page in a browser")] = False,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Serve an index as a web page and an API: search, before and after training, the tree, adding and removing.
+    """Serve an index as a web page and an API, for searching and for writing.
 
-    Only this machine can connect, unless --host says otherwise; then anyone on that network can read, and writing
-    needs the token that is printed. Requests must call it by an address or by a name that it knows (this machine's,
-    --host and --name), so that no other site can make itself look like this one. Ctrl-C stops it. The API is described
-    at /docs.
+    By default only this machine can connect. With another --host, anyone on that network can read, and writing needs a
+    token: yours, or a random one that is printed. Requests must use an address or a name that the server knows (this
+    machine's name, --host, --name), against DNS rebinding. Ctrl-C stops the server. /docs describes the API.
 
     Examples:
       hce serve my-index --open
@@ -188,12 +190,12 @@ def serve(
 
     use_few_arenas()
     with Index.open(path) as index:
-        with progress_bar("loading", None, "modules"):  # which takes seconds: after the index is found
+        with progress_bar("loading", None, "modules"):  # takes seconds, so the index is opened first
             from hce.web.app import Server, create_app, listen, url_of
             from hce.web.guard import rules_for
 
         rules = rules_for(host, token, not (read_only or index.is_replica), name or ())
-        made_up = rules.token if rules.token != token else None  # who gave a token knows it, and a log need not
+        made_up = rules.token if rules.token != token else None  # do not print a given token: logs would keep it
         listener = listen(host, port)
         index.prepare()
         url = url_of(host, listener)
@@ -211,10 +213,10 @@ def serve(
 
 
 def mcp(path: common.ReadIndexArgument) -> None:
-    """Serve an index to an agent over stdin and stdout, by the Model Context Protocol.
+    """Serve an index to an agent over stdin and stdout (Model Context Protocol).
 
-    The tools search, fetch, browse the tree and find similar documents; none writes. Clients start this command:
-    docs/guide.md has the lines to give them. `hce serve` answers the same at /mcp.
+    The tools search, fetch, browse the tree and find similar documents; none writes. The agent's client starts this
+    command: docs/guide.md shows how to configure it. `hce serve` offers the same tools at /mcp.
 
     Examples:
       hce mcp my-index
@@ -230,17 +232,17 @@ def mcp(path: common.ReadIndexArgument) -> None:
 
 
 def _why_nothing(mode: str, *, has_conditions: bool) -> str:
-    """Say why nothing was found: meaning finds every allowed document."""
+    """Return why there are no hits: search by meaning finds every allowed document."""
     if mode == "words":
-        return f"no document {'that fulfils the conditions ' if has_conditions else ''}shares a word with it"
-    return "no document fulfils the conditions" if has_conditions else "the index is empty"
+        return f"no document {'that matches the conditions ' if has_conditions else ''}shares a word with the query"
+    return "no document matches the conditions" if has_conditions else "the index is empty"
 
 
 def _line(hit: Hit, query: str, mode: str) -> Text:
-    """Show rank, score and its parts, id, title, snippet and near-equal ones.
+    """Format a hit: rank, score and its parts, id, title, snippet, near-equal documents.
 
-    The score of a hybrid search has parts; the candidate with the lowest cosine has 0 from meaning. A cross-encoder's
-    score has none, and the earlier rank is shown instead.
+    Only the score of a hybrid search has parts. Its part from meaning is 0 for the candidate with the lowest cosine.
+    With a cross-encoder's score, the earlier rank is shown instead.
     """
     line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")
     if hit.first_rank is not None:
@@ -262,7 +264,7 @@ def _line(hit: Hit, query: str, mode: str) -> Text:
 
 
 def _snippet(hit: Hit, query: str) -> Text:
-    """Show the passage found, or the part with most of the query's words."""
+    """Format the best passage, or the part of the text with most of the query's words."""
     found = hit.snippet(query, SNIPPET)
     shown = Text("… " if found.start else "", style="dim")
     end = 0
@@ -280,7 +282,7 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
     pending = f", its snapshot {found.pending:,} {changes} behind" if found.pending else ""
     quality = ""
     if found.recall is not None:
-        quality = f", {found.rescored} candidates scored again, which find {found.recall:.1%} of the ten nearest"
+        quality = f", scores {found.rescored} candidates again and finds {found.recall:.1%} of the ten nearest"
     return {
         "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
         "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
@@ -296,12 +298,12 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> str:
-    """Show nDCG@10 by every other value of a share."""
+    """Format nDCG@10 at every other value of a share."""
     return "nDCG@10 " + ", ".join(f"{value:.3f} at {share:g}" for share, value in points[::2])
 
 
 def _history_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:
-    """Show what the table was fitted to, reindexings, and what training gained."""
+    """Format what the table was fitted to, reindexings, and the gain of training."""
     lines = {}
     if found.fitted_documents is not None:
         advice = f"; hce rebuild {found.path} fits it to all {found.documents:,}"
@@ -319,7 +321,7 @@ def _history_lines(found: IndexStatus, training: Training | None) -> dict[str, s
 
 
 def _drift_lines(drift: Drift) -> dict[str, str]:
-    """Show the verdict, and the numbers behind it."""
+    """Format the drift verdict and its numbers."""
     lines = {"verdict": f"{drift.verdict}: {'; '.join(drift.reasons)} ({ADVICE[drift.verdict]})"}
     for name, kind in (("old", drift.old), ("new", drift.new)):
         if kind is not None:
@@ -334,6 +336,6 @@ def _drift_lines(drift: Drift) -> dict[str, str]:
 
 
 def _grown(region: GrownNode) -> str:
-    """Show a region of the tree that grew, and what is new in it."""
+    """Format a region of the tree that grew, with its new words."""
     name, words = ", ".join(region.name) or f"node {region.node}", ", ".join(region.words)
-    return f"{name}: {region.before:,} documents, {region.added:,} new{f', of {words}' if words else ''}"
+    return f"{name}: {region.before:,} documents, {region.added:,} new{f'; new words: {words}' if words else ''}"
