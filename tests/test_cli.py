@@ -259,14 +259,14 @@ def test_ctrl_c_before_training_has_nothing_to_continue(run_hce, concepts_file, 
     monkeypatch.setattr("hce.encoding.encoder.Encoder.load", Mock(side_effect=KeyboardInterrupt))
     run = run_hce("train", str(concepts_file), "-o", str(tmp_path / "m"), "--encoder", encoder_folder)
     assert run.returncode == 130
-    assert "stopped; training had not begun; the same command starts over" in run.stderr
+    assert "stopped; training had not begun; run the same command again" in run.stderr
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--labels", "queries=q.jsonl"), "queries= goes with qrels= or dev="),
+        (("--labels", "queries=q.jsonl"), "queries= needs qrels= or dev="),
         (("--labels", "clicks=q.jsonl"), "--labels clicks=q.jsonl: give some of queries=FILE, qrels=FILE"),
         (("--labels", "qrels=a.tsv", "--labels", "qrels=b.tsv"), "--labels qrels=b.tsv: give some of"),
         (("--mode", "unsupervised", "--labels", "generated=g.jsonl"), "leave qrels= and generated= out of --labels"),

@@ -101,16 +101,16 @@ def test_what_the_server_refuses_is_said(served):
 @pytest.mark.parametrize(
     ("status", "body", "line"),
     [
-        (200, b"<html>", "no hce server (its answer is no JSON object)"),
-        (200, b'{"hits": [{"rank": 1}]}', "no hce server"),
-        (200, b'{"hits": 3}', "no hce server"),
-        (200, b"[" * 100_000, "no hce server"),
-        (404, b"nothing", "no hce server (it answered 404)"),
-        (301, b"", "no hce server (it answered 301)"),
+        (200, b"<html>", "not an hce server (its answer is not a JSON object)"),
+        (200, b'{"hits": [{"rank": 1}]}', "not an hce server"),
+        (200, b'{"hits": 3}', "not an hce server"),
+        (200, b"[" * 100_000, "not an hce server"),
+        (404, b"nothing", "not an hce server (it answered 404)"),
+        (301, b"", "not an hce server (it answered 301)"),
         (401, b"", "refused (401); give its token with --token or HCE_TOKEN"),
         (401, b'{"error": "writing needs the token"}', "writing needs the token (401)"),
         (503, b'{"error": "too many\\nare waiting"}', "too many are waiting (503); try again"),
-        (504, b"", "no hce server (it answered 504)"),
+        (504, b"", "not an hce server (it answered 504)"),
     ],
 )
 def test_any_other_answer_is_one_line(status, body, line):

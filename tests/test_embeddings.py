@@ -74,7 +74,7 @@ def test_a_query_has_the_vector_that_a_search_uses(client, app):
         ({"input": ["star", " \n"]}, "input[1] is empty"),
         ({"input": []}, "input has 0 texts"),
         ({"input": ["x"] * 2049}, "input has 2,049 texts; send 1 to 2,048"),
-        ({"input": "x" * 1_000_001}, "1,000,000 are the limit"),
+        ({"input": "x" * 1_000_001}, "the limit is 1,000,000"),
         ({"input": [1, 2, 3]}, "not tokens"),
         ({"input": "star", "dimensions": 7}, "dimensions = 7: this encoder has"),
         (

@@ -86,7 +86,7 @@ def test_a_disk_that_fails_fails_no_search(index, monkeypatch, caplog):
     monkeypatch.setattr("hce.web.background.MOST_LOST", 1)
     monkeypatch.setattr("hce.training.query_mean.write_json", full)
     assert len(AskedQueries(index.state).encode(["w1"])) == 1
-    assert "was not kept (disk full)" in caplog.text
+    assert "was not saved (disk full)" in caplog.text
 
 
 def test_after_a_reindexing_the_mean_starts_over(index, static_encoder, bert_folder, tmp_path):

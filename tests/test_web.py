@@ -533,7 +533,7 @@ def test_by_which_names_a_server_is_called():
     assert not proxied.addresses
     assert len(proxied.token) >= 20  # a proxy lets others in
     for wrong in ("", "a.example:80", "http://a.example", "*.example", "a b", "[::1]"):
-        with pytest.raises(InputError, match="give a host's name alone"):
+        with pytest.raises(InputError, match="give only a host's name"):
             rules_for(ANYWHERE, "t", True, [wrong])
 
 
@@ -977,7 +977,7 @@ def test_an_answer_that_takes_too_long_is_given_up(served, monkeypatch):
     monkeypatch.setattr(hce.web.guard, "READ_SECONDS", 1.0)  # in which the search has begun, on a busy machine too
     search = Search(monkeypatch)
     response = httpx.get(f"{served}/api/search", params={"q": "x"}, timeout=30)
-    assert error_of(response, 504) == "the answer took longer than 1 s and was given up; ask for fewer documents"
+    assert error_of(response, 504) == "the answer took longer than 1 s and was canceled; ask for fewer documents"
     assert search.ended.wait(5)
     assert httpx.get(f"{served}/health").status_code == 200
 
@@ -1203,7 +1203,7 @@ def test_what_is_no_request_is_refused_in_json(served, request_bytes, status, ca
             connection.sendall(request_bytes)
         answer = all_of(connection)
     said = refused(answer, status)
-    assert said in ("this is no valid HTTP/1.1 request", "the head of a request can hold 64 KB at most")
+    assert said in ("this is not a valid HTTP/1.1 request", "the head of a request can hold 64 KB at most")
     assert "Traceback" not in caplog.text
     assert httpx.get(f"{served}/health").status_code == 200
 

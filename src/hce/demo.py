@@ -1,7 +1,7 @@
 """`hce demo`: train, measure, index and search the docstrings of the standard library, on one screen.
 
-The files of the Python that runs it are parsed and never imported. A docstring's first paragraph is a held-out query,
-and the rest is the document that answers it: real questions about real text, with nothing to download.
+The files of the running Python's library are parsed, never imported. A docstring's first paragraph is a held-out query,
+and the rest is the document that answers it. So the demo has real queries and texts, and downloads nothing.
 """
 
 from __future__ import annotations
@@ -49,38 +49,38 @@ NEWCOMER = Document(
     title="teleport(thing, place)",
 )
 QUESTION = "move an object to another place at once"
-PRODUCT = "hce-hybrid"  # what `hce train` and `hce index` give; names of systems are those of `hce compare`
+PRODUCT = "hce-hybrid"  # the result of `hce train` and `hce index`; `hce compare` uses the same names
 LEGEND = """untrained and hce search by vectors alone, the others by words too.
 hybrid: BM25 and the untrained encoder. served: `hce index` without training.
 no-tree-hybrid: without the tree. hce-hybrid: `hce train`, then `hce index`."""
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
-SHORTEST_QUERY, SHORTEST_DOCUMENT = 3, 15  # words; below that there is nothing to find, or nothing to find it by
+SHORTEST_QUERY, SHORTEST_DOCUMENT = 3, 15  # words; shorter docstrings are skipped
 
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class WordSearcher:
-    """BM25 as an index has it; documents are numbered by their position."""
+    """BM25 over a corpus, as in an index, with documents numbered by position."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.ids, self.words = corpus.ids, Words.new()
         self.words.add(enumerate(corpus.texts()))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k best documents that share a word with each query, best first."""
+        """Find the k best documents with a word of each query, best first."""
         found = (self.words.search(query, k) for query in queries)
         return [[Scored(self.ids[n], float(score)) for n, score in zip(*each[:2], strict=True)] for each in found]
 
 
 def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Run the demo; write model and index to `folder`; return the facts for JSON."""
+    """Run the demo, write model and index to `folder`, and return the facts for JSON."""
     start = time.perf_counter()
-    names = chain([folder.name], (f"{folder.name}-{number}" for number in count(2)))  # earlier demos stay
+    names = chain([folder.name], (f"{folder.name}-{number}" for number in count(2)))  # keep earlier demos
     folder = next(free for name in names if not (free := folder.with_name(name)).exists())
     dataset = python_docstrings()
     found = Text(f"{len(dataset.corpus):,} docstrings", style="bold")
     out.print(found.append(" of this Python's standard library are the documents.", style="not bold"))
-    out.print("The summary line of each is held out as the query that should find it; training never sees one.\n")
+    out.print("The summary of each is held out as a query that should find the rest; training never sees it.\n")
     searchers = _searchers(dataset, encoder_spec, seed, folder, err)
     reports = {name: evaluate(each, dataset.queries, dataset.qrels, MEASURES) for name, each in searchers.items()}
     scores = {name: report.per_query[MEASURES[0]] for name, report in reports.items()}
@@ -95,7 +95,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     out.print(f"p: could the difference to {PRODUCT} be chance? (paired randomization test, Holm's correction)")
     out.print(LEGEND)
 
-    # The index has the full docstrings under their names, as people search them; nothing is trained on these.
+    # For searching, index the full docstrings with their names as titles; training never sees these.
     summaries = {doc_id: dataset.queries[query].text for query, found in dataset.qrels.items() for doc_id in found}
     full = (Document(each.id, f"{summaries[each.id]}\n\n{each.text}", title=each.id) for each in dataset.corpus)
     corpus = Corpus.from_documents(full, name=dataset.corpus.name)
@@ -119,7 +119,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
 
 
 def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err: Console) -> dict[str, Searcher]:
-    """Make the systems in the table's order; write the model to `folder`."""
+    """Make the systems, in the table's order, and write the model to `folder`."""
     corpus = dataset.corpus
     untrained = Encoder.load(encoder_spec)
     recipe = Recipe.for_encoder(static=untrained.is_table, documents=len(corpus), seed=seed)
@@ -142,13 +142,13 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
 
 
 def _untrained_and_words(corpus: Corpus, encoder: Encoder, vectors: np.ndarray | None = None) -> Index:
-    """Search by words and an encoder, with their usual shares."""
+    """Return an index of words and an encoder's vectors, with fixed shares."""
     usual = FIXED["table" if encoder.is_table else "transformer"]
     return Index.temporary(corpus, encoder, vectors=vectors, calibration=Calibration(usual))
 
 
 def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
-    """Show the tree, and what questions find before and after training."""
+    """Show the tree, and the hits of some queries before and after training."""
     out.print("\nThe index has the full docstrings. Their tree, as the trained encoder sees it:\n")
     if index.tree is not None:
         out.print(outline(index.tree.hierarchy, levels=2, most=3))
@@ -161,9 +161,9 @@ def _look_around(out: Console, index: Index, untrained: Searcher) -> None:
 
 
 def _come_and_go(out: Console, index: Index) -> None:
-    """Add a document and find it, remove it and miss it, with no training in between."""
+    """Add a document and find it, then remove it again, without training."""
     index.prepare()
-    out.print(Text("\nA document comes and goes, and nothing is trained: ").append(QUESTION, style="bold"))
+    out.print(Text("\nAdd a document, then remove it, without training: ").append(QUESTION, style="bold"))
     steps: dict[str, Callable[[], object]] = {
         "before": lambda: None,
         "added": lambda: index.add([NEWCOMER]),
@@ -210,9 +210,9 @@ def _docstrings(library: Path) -> Iterator[tuple[str, str]]:
 def _file_docstrings(path: Path, module: str) -> Iterator[tuple[str, str]]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old escapes in somebody else's strings
+            warnings.simplefilter("ignore")  # the library has old escapes in some strings
             stack: list[tuple[str, Definition]] = [(module, ast.parse(path.read_bytes()))]
-    except (SyntaxError, ValueError):  # the library keeps some broken files on purpose, for its own tests
+    except (SyntaxError, ValueError):  # the library has broken files on purpose, for its own tests
         return
     while stack:
         name, node = stack.pop()

@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from hce.training.model_folder import Epoch
     from hce.training.query_mean import QueryMean
 
-GO_ON = "the same command with --resume goes on from the last checkpoint"
-NOT_BEGUN = "training had not begun; the same command starts over"
+GO_ON = "the same command with --resume continues from the last checkpoint"
+NOT_BEGUN = "training had not begun; run the same command again"
 LABELS = (
     "queries=FILE (JSONL or TSV) with qrels=FILE (BEIR or TREC) to train on, dev=FILE (more qrels) to measure by; "
-    "generated=FILE, what `hce generate-queries` wrote; log=FILE, queries without answers; "
-    "log=INDEX, what `hce serve --learn-queries` kept"
+    "generated=FILE, written by `hce generate-queries`; log=FILE, queries without judgments; "
+    "log=INDEX, the mean query that `hce serve --learn-queries` kept"
 )
 
 
 RECIPES = ("measured", "paper")
 RUN_SETTINGS = {  # settings of a run that are not part of its recipe: default and help
-    "recipe": ("measured", "where settings that are not given come from: measured (what measured best) or paper"),
+    "recipe": ("measured", "defaults of all other settings: measured (best in our measurements) or paper"),
     "tracker": ("", "also log to this accelerate tracker, such as tensorboard"),
     "strict": (False, "refuse judgments of documents that are not in the corpus, instead of skipping them"),
 }
 
 
 class LabelFiles(NamedTuple):
-    """Files with queries and judgments, as --labels names them: see `LABELS`."""
+    """Files with queries and judgments, by their names in --labels; see `LABELS`."""
 
     queries: Path | None = None
     qrels: Path | None = None
@@ -52,17 +52,17 @@ class LabelFiles(NamedTuple):
 
 
 def recipe_option(name: str, **limits: Any) -> Any:
-    """Return an option for a field of the recipe, with its help."""
+    """Return a command-line option for a field of the recipe, with its help."""
     default, other, text = Recipe.described(name)
     shown = default if other == default else f"{default}; transformer: {other}"
     return Option(help=text, show_default=shown, **limits)
 
 
 def read_settings(items: Iterable[str], **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the run and of the recipe, with --set.
+    """Parse --set; return the settings of the run, and those of the recipe with `given`.
 
     Raises:
-        InputError: an unknown setting, a value of the wrong type, or a setting that is given twice.
+        InputError: an unknown setting, a value of the wrong type, or a setting twice.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     run: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def _list_settings(wanted: bool) -> None:
         return
     from rich.table import Table
 
-    table = Table("setting", "default", "transformer", "what it is", box=None, pad_edge=False)
+    table = Table("setting", "default", "transformer", "description", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
     for name, (value, text) in RUN_SETTINGS.items():
         table.add_row(name, shown_value(value), "", text)
@@ -97,8 +97,8 @@ def _list_settings(wanted: bool) -> None:
     raise Exit
 
 
-AUTO_ENCODER = "static, minilm, auto (one of these two), a directory or a hub id"
-OTHER_SETTING = "any other setting, such as batch_size=64 or recipe=paper; may be given more than once"
+AUTO_ENCODER = "static, minilm, auto (chooses one of these two), a directory or a hub id"
+OTHER_SETTING = "any other setting, such as batch_size=64 or recipe=paper; may be repeated"
 
 
 @common.with_reading
@@ -124,9 +124,9 @@ def train(
     as_json: common.JsonOption = False,
     reading: Reading = USUAL,
 ) -> None:
-    """Adapt an encoder to a corpus, and write the better one to a new folder.
+    """Adapt an encoder to a corpus, and write the trained model to a new folder.
 
-    A BEIR folder's own train judgments are used where it has them, and with these its dev judgments.
+    Without --labels, the train and dev judgments of a BEIR folder are used if it has them.
 
     Examples:
       hce train docs.jsonl -o my-model
@@ -154,14 +154,14 @@ def train(
     ):
         corpus = common.shared_corpus(source, reading, output)
 
-        # With torch, which takes seconds to import: after all that can be wrong without it.
+        # Importing torch takes seconds, so wrong options and documents fail first.
         with progress_bar("loading", None, "modules"):
             from hce.encoding.encoder import Encoder
             from hce.processes import is_first_process
             from hce.training.train import improvement
             from hce.training.train import train as run
 
-        # The companions of an encoder are made again; they do not say how it is trained.
+        # Only the first part is trained; companions are made again.
         given = Encoder.load(common.settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
         if settings["recipe"] == "paper":
             recipe = Recipe.paper(documents=len(corpus), **chosen)
@@ -169,7 +169,7 @@ def train(
             recipe = Recipe.for_encoder(static=given.is_table, documents=len(corpus), **chosen)
         if memory is not None:
             needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
-            common.note(require_memory(needs, memory, "give so much, or a smaller --set most_documents=…"))
+            common.note(require_memory(needs, memory, "raise the limit, or set a smaller --set most_documents=…"))
         label_sets = _label_sets(source, corpus, files, recipe.mode, strict=settings["strict"])
         logged = _log(files.log) if files.log else []
         first = is_first_process()
@@ -210,14 +210,16 @@ def report(
     output: Annotated[Path, Option("--output", "-o", help="the HTML file to write")] = Path("report.html"),
     as_json: common.JsonOption = False,
 ) -> None:
-    """Write what training brought as one HTML file: before and after, query by query, curves, tree, the command.
+    """Write a report on a training as one HTML file.
+
+    It shows the results before and after, query by query, the curves, the tree, and the command to repeat the training.
 
     Example:
       hce report my-model -o my-model.html
     """
     require_parent(output)
     if not model.is_dir():
-        raise InputError(f"{model}: no model of hce there (there is no such folder); 'hce train' writes one")
+        raise InputError(f"{model}: there is no such folder; name a folder that 'hce train' wrote")
 
     from hce.pages.report import report as page
     from hce.training.model_folder import ModelFolder, gains
@@ -237,14 +239,14 @@ def report(
 def demo(
     encoder: common.EncoderOption = "static",
     output: Annotated[
-        Path, Option("--output", "-o", help="a new folder for model and index; a number is added if it is there")
+        Path, Option("--output", "-o", help="a new folder for model and index; if it exists, a number is added")
     ] = Path("hce-demo"),
     seed: common.SeedOption = 0,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Do the main job on text that every machine has: the docstrings of the Python that runs this.
+    """Train, measure, index and search the docstrings of this Python's library.
 
-    With --json, the story goes to stderr, and the measurements go to stdout.
+    With --json, the report goes to stderr, and the measurements go to stdout.
 
     Examples:
       hce demo
@@ -252,7 +254,7 @@ def demo(
     """
     from hce.demo import show
 
-    with common.interruptible("nothing else was touched; the same command starts over in another folder"):
+    with common.interruptible("the same command starts over in another folder"):
         facts = show(common.err if as_json else common.out, common.err, encoder, seed, output)
     if as_json:
         common.print_json(facts)
@@ -260,7 +262,7 @@ def demo(
 
 @contextmanager
 def _tracked(name: str, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that logs an epoch to a tracker of accelerate, if any."""
+    """Yield a function that logs an epoch to accelerate's tracker `name`, if any."""
     if not name:
         yield lambda epoch: None
         return
@@ -279,7 +281,7 @@ def _tracked(name: str, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoc
 
 
 def _log(path: Path) -> list[str] | QueryMean:
-    """Read queries from a file, or the mean query that an index has kept."""
+    """Read queries from a log file, or the mean query kept in an index."""
     from hce.data.judgments import read_log
     from hce.training.query_mean import QueryMean
 
@@ -299,9 +301,9 @@ def _label_sets(
 
     queries, qrels, dev, generated, _ = files
     if mode == "unsupervised" and (qrels or generated):
-        raise InputError("--mode unsupervised trains on no queries; leave qrels= and generated= out of --labels")
+        raise InputError("--mode unsupervised trains without queries; leave qrels= and generated= out of --labels")
     if bool(qrels or dev) != bool(queries):
-        raise InputError("--labels: queries= goes with qrels= or dev=, and they with it")
+        raise InputError("--labels: queries= needs qrels= or dev=, and these need queries=")
     if not queries and mode != "unsupervised" and "train" in splits(source):
         queries, qrels = find_queries(source), find_split(source, "train")
         dev = find_split(source, "dev") if "dev" in splits(source) else None
@@ -320,7 +322,7 @@ def _label_sets(
 
 
 def _of_corpus_documents(labels: Labels, corpus_ids: Collection[str], path: Path, strict: bool) -> Labels:
-    """Drop labels of documents that are not there, and say how many."""
+    """Drop labels of unknown documents, and report how many; with `strict`, fail."""
     unknown = [judgment for judgment in labels.qrels.judgments() if judgment.document_id not in corpus_ids]
     if not unknown:
         return labels
@@ -329,7 +331,7 @@ def _of_corpus_documents(labels: Labels, corpus_ids: Collection[str], path: Path
     kept = labels.qrels.among(corpus_ids)
     if strict or not kept:
         raise InputError(f"{said} (the first is {unknown[0].document_id!r}); do the files match?")
-    common.note(f"{said} ({unknown[0].document_id!r} …) and are left out; --set strict=true refuses them")
+    common.note(f"{said} ({unknown[0].document_id!r} …) and are skipped; --set strict=true refuses them")
     return labels._replace(qrels=kept)
 
 

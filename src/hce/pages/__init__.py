@@ -1,1 +1,1 @@
-"""HTML pages with pictures that need no network."""
+"""Exports for people and agents: HTML reports that need no network, and a tree as Markdown files."""

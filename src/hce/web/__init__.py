@@ -1,1 +1,1 @@
-"""The web page of an index: search, before and after, the tree, adding and removing; `hce serve` starts it."""
+"""The server that `hce serve` runs: the web page, the API, MCP, metrics, and their limits."""

@@ -1,4 +1,4 @@
-"""The API: each function of the router is one address, answered from a `ServedIndex`."""
+"""The API of `hce serve`: each function of the router answers one route from a `ServedIndex`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hce.training.model_folder import IN_AN_INDEX, Training, read_training
 from hce.web.background import AskedQueries, DriftState, DriftWatch, Lane, QueryBatcher
 from hce.web.guard import Rules
 
-# How much one request may ask for; more is refused with an answer that names the limit.
+# Limits of one request; the refusal names the limit.
 QUERY_CHARACTERS = 2_000
 HITS = 1_000
 CONDITIONS = 16
@@ -42,22 +42,22 @@ TITLE_CHARACTERS = 10_000
 TEXT_CHARACTERS = 1_000_000
 INPUTS = 2048  # texts to encode
 EMBEDDINGS = "/v1/embeddings"
-# How much of a document a list shows.
+# Limits of a document in a list, in characters.
 TITLE_SHOWN = 1_000
-METADATA_SHOWN = 2_000_000  # characters of JSON in all hits together: each may have its share, or
-METADATA_OF_EACH = 2_000
-# How many requests wait, and how long one of them works before it checks its deadline.
+METADATA_SHOWN = 2_000_000  # of JSON in k hits together, divided by k for each hit,
+METADATA_OF_EACH = 2_000  # but never below this
+# Queue lengths, and the number of texts encoded between two checks of the deadline.
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
 ENCODED_AT_ONCE = 32
 NO_STORE = {"cache-control": "no-store"}
 FOLDERS = re.compile(
     r"(?<![\w.~/\\-])(?:[A-Za-z]:)?[/\\](?:[^/\\\s'\":;,()]+[/\\])*(?=[^/\\\s])"
-)  # above a path's last name
+)  # the folders before a path's last name
 
 
 class ServedIndex:
-    """The parts that requests are answered from; each kind of request has threads of its own."""
+    """Everything that requests are answered from; each kind of request has its own threads."""
 
     def __init__(self, index: Index, rules: Rules, *, learns: bool = False) -> None:
         self.index, self.rules = index, rules
@@ -66,32 +66,32 @@ class ServedIndex:
         self.asked = AskedQueries(index.state) if learns else None
         encode = self.asked.encode if self.asked else index.state.encode_queries
         self.queries = QueryBatcher(encode, SEARCHES_WAITING)
-        self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)  # more than cores would only compete
-        self.writes = Lane(1, WRITES_WAITING)  # a store takes one write at a time
-        self.embeddings = Lane(1, WRITES_WAITING)  # for other systems
+        self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)  # more threads than cores only compete
+        self.writes = Lane(1, WRITES_WAITING)  # the store accepts one write at a time
+        self.embeddings = Lane(1, WRITES_WAITING)  # requests of other systems
         self.looks = Lane(4, SEARCHES_WAITING)  # everything else
 
     def stop(self) -> None:
-        """End the work in the background."""
+        """Stop the work in the background."""
         if self.asked:
             self.asked.flush()
         for each in (self.untrained, self.map, self.drift, self.searches, self.writes, self.embeddings, self.looks):
             each.stop()
 
     def sentence(self, error: Exception) -> str:
-        """Return an error's sentence without the index's folder."""
+        """Return an error's message without the path of the index."""
         return str(error).removeprefix(f"{self.index.path}: ").replace(f"{self.index.path.absolute()}{os.sep}", "")
 
     def shown(self, text: str) -> str:
-        """Return a text with the last name of each path only, without its folders."""
+        """Shorten each path in a text to its last name: clients should not see folders."""
         specs = (self.index.path.absolute(), Path(self.index.state.manifest.base_encoder or ""))
         known = [str(spec.parent) for spec in specs if spec.is_absolute()]
-        for folder in sorted(known, key=len, reverse=True):  # these may have blanks in them
+        for folder in sorted(known, key=len, reverse=True):  # FOLDERS does not match spaces, these may have some
             text = text.replace(f"{folder}{os.sep}", os.sep)
         return FOLDERS.sub("", text)
 
     def readiness(self) -> Readiness:
-        """Return whether there is a ranking to compare with."""
+        """Return whether the untrained ranking is ready."""
         found = self.untrained.readiness()
         return replace(found, encoder=found.encoder and self.shown(found.encoder), reason=self.shown(found.reason))
 
@@ -105,37 +105,37 @@ Served = Annotated[ServedIndex, Depends(_site)]
 
 
 class Json(JSONResponse):
-    """JSON of dataclasses; half a surrogate pair, which metadata can hold, becomes the escape it came as."""
+    """A JSON response of dataclasses; lone surrogates, which metadata may contain, become escapes."""
 
     def render(self, content: Any) -> bytes:
-        """Return the body."""
+        """Return the body of the response."""
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_fields)
         return text.encode("utf-8", "backslashreplace")
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return fields without `asdict`'s copies, which took longer than a search."""
+    """Return a dataclass's fields; `asdict` copies them, which took longer than a search."""
     if not is_dataclass(value):
         raise TypeError(f"an answer cannot hold a {type(value).__name__}")
     return {name: getattr(value, name) for name in value.__slots__} if hasattr(value, "__slots__") else vars(value)
 
 
 async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any) -> Json:
-    """Compute an answer and make JSON of it, both in a thread of a lane.
+    """Compute an answer and render its JSON, both in a thread of a lane.
 
-    The event loop renders one at a time: other computed answers would wait in memory, without a budget.
+    If the event loop rendered them one by one, finished answers would wait in memory without a limit.
     """
     return await lane.run(lambda: answer(work(*arguments)))
 
 
 def answer(value: Any) -> Json:
-    """Return a value as JSON that no cache keeps."""
+    """Return a value as JSON that must not be cached."""
     return Json(value, headers=NO_STORE)
 
 
 @dataclass(frozen=True)
 class ErrorAnswer:
-    """What went wrong, in one sentence."""
+    """An error, in one sentence."""
 
     error: str
 
@@ -152,40 +152,40 @@ Condition = Annotated[str, Field(max_length=CONDITION_CHARACTERS)]
 
 
 class SearchQuery(BaseModel):
-    """What to search for."""
+    """A query and its options."""
 
-    q: str = Field(min_length=1, max_length=QUERY_CHARACTERS, pattern=r"\S", description="what to look for")
-    k: int = Field(default=10, ge=1, le=HITS, description="how many documents")
+    q: str = Field(min_length=1, max_length=QUERY_CHARACTERS, pattern=r"\S", description="the query")
+    k: int = Field(default=10, ge=1, le=HITS, description="number of documents")
     where: list[Condition] = Field(
-        default=[], max_length=CONDITIONS, description="on metadata: lang=en, year>=2000, 'tag in a,b'"
+        default=[], max_length=CONDITIONS, description="conditions on metadata: lang=en, year>=2000, 'tag in a,b'"
     )
-    mode: SearchMode = Field(default="hybrid", description="by words and meaning, by meaning alone, or by words alone")
-    compare: bool = False
-    unique: bool = Field(default=False, description="near-equal documents once; a hit lists which were left out")
+    mode: SearchMode = Field(default="hybrid", description="hybrid (words and meaning), dense (meaning only) or words")
+    compare: bool = Field(default=False, description="also rank with the untrained encoder")
+    unique: bool = Field(default=False, description="list near-equal documents once; a hit names the others")
     facet: list[Condition] = Field(
-        default=[], max_length=CONDITIONS, description="fields by whose values to count what `where` leaves"
+        default=[], max_length=CONDITIONS, description="fields to count, over all documents that match `where`"
     )
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A document in a list: what is shown of it, and where words of the query are in that, in code points.
+    """A hit as a list shows it; positions are in code points.
 
     Attributes:
-        snippet: of a long document the passage that was found; else the part with most of the query's words.
-        snippet_start: where it begins in the text.
-        snippet_is_whole: whether it is all of the text.
-        snippet_marks: where words of the query begin and end in it.
-        passage: where the passage that a long document was found by begins and ends in its text, if any.
-        from_meaning: the part of the score that the vectors gave.
-        from_words: the part of the score that shared words gave.
-        from_tokens: the part of the score that single tokens gave.
-        matched: the query's words that the document has, in any form.
-        before: of a hit, its rank by the untrained encoder, where that is compared with.
-        folded: the ids of near-equal documents below this one that were left out, if that was asked for.
-        path: of a hit, its nodes of the tree, from the top.
-        cut: "title" where only its beginning is given, "metadata" where it is too long and left out;
-            /api/documents/ID has all.
+        title_marks: start and end of each query word in the title.
+        snippet: the best passage of a long document, else the part with most of the query's words.
+        snippet_start: where the snippet starts in the text.
+        snippet_is_whole: whether the snippet is all of the text.
+        snippet_marks: start and end of each query word in the snippet.
+        passage: start and end of the best passage in the text of a long document.
+        from_meaning: the part of the score from vectors.
+        from_words: the part of the score from shared words.
+        from_tokens: the part of the score from token vectors.
+        matched: the query's words in the document, in any form.
+        before: the rank by the untrained encoder, with `compare`.
+        folded: ids of near-equal documents with a lower rank, left out with `unique`.
+        path: the nodes of the tree above the document, from the top.
+        cut: "title" if it was shortened, "metadata" if it was too long and left out; /api/documents/ID has all.
     """
 
     rank: int
@@ -222,7 +222,7 @@ class Before:
 
 @dataclass(frozen=True)
 class Facet:
-    """A value of a metadata field, and how many documents that fulfil the conditions have it."""
+    """A value of a metadata field, and the number of documents with it that match the conditions."""
 
     value: str | float | bool
     documents: int
@@ -230,11 +230,12 @@ class Facet:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """What was found, best first, and how long it took to find once the query was encoded.
+    """The hits, best first.
 
     Attributes:
-        facets: for each field asked for its most frequent values among the documents that fulfil the conditions.
-        good_match: whether the first hit is a good match; false: nothing in the index is one; null: unknown.
+        milliseconds: the time of the search, without encoding the query.
+        facets: for each requested field, its most frequent values in the documents that match the conditions.
+        good_match: whether the first hit is a good match; false if nothing is, null if unknown.
     """
 
     query: str
@@ -248,25 +249,28 @@ class SearchAnswer:
 
 @router.get("/api/search", response_model=SearchAnswer)
 async def search(site: Served, asked: Annotated[SearchQuery, Query()]) -> Json:
-    """Find documents by words and meaning, or one of them; with `compare`, also as the untrained encoder ranks them."""
+    """Search documents by words, by meaning, or by both.
+
+    With `compare`, the answer also has the ranking of the untrained encoder.
+    """
     while True:
         fingerprint = site.index.state.present_encoder().fingerprint
         vector = await site.queries.encode(asked.q)
         try:
             return await rendered(site.searches, _search, site, asked, vector, fingerprint)
-        except ReindexedError:  # the index has just got another encoder
+        except ReindexedError:  # the encoder was switched meanwhile: encode the query again
             continue
 
 
 def _search(site: ServedIndex, asked: SearchQuery, vector: np.ndarray, fingerprint: str) -> SearchAnswer:
-    check_deadline()  # it may have waited for long
+    check_deadline()  # the request may have waited in the queue
     start = time.perf_counter()
     query, k, index = asked.q, asked.k, site.index
     conditions = parse_clauses(asked.where) if asked.where else None
     (found,) = index.state.search([query], vector[None], k, conditions, asked.mode, fingerprint, unique=asked.unique)
     took = round(1000 * (time.perf_counter() - start), 2)
     words = QueryWords(query, k)
-    counted = {  # of texts, those that a condition can be written with
+    counted = {  # without values that are too long for a condition
         name: [Facet(value, count) for value, count in counts if len(str(value)) <= CONDITION_CHARACTERS]
         for name, counts in index.facets(asked.facet, conditions).items()
     }
@@ -285,7 +289,7 @@ def _search(site: ServedIndex, asked: SearchQuery, vector: np.ndarray, fingerpri
 
 
 def _shown(hit: Hit, words: QueryWords, k: int) -> Shown:
-    """Show one of k hits by its passage, or else by a snippet; cut what is too long."""
+    """Return a hit for a list of k, with snippet and marks; cut what is too long."""
     check_deadline()
     snippet = snippet_of(hit.text, hit.passage, words)
     title = hit.title[:TITLE_SHOWN]
@@ -312,7 +316,7 @@ def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
     return [
         Hit.of(rank, number, documents[number], score)
         for rank, (number, score) in enumerate(best, start=1)
-        if number in documents  # else it was removed this moment
+        if number in documents  # else it was just removed
     ]
 
 
@@ -341,7 +345,7 @@ class NewDocuments(BaseModel):
 
 @dataclass(frozen=True)
 class Written:
-    """What a write did, and how many documents there are now."""
+    """The result of a write, and the number of documents now."""
 
     documents: int
     added: int = 0
@@ -350,14 +354,14 @@ class Written:
 
 @dataclass(frozen=True)
 class FieldsAnswer:
-    """The fields of the metadata, as the first and the last documents have them."""
+    """The metadata fields of the first and the last documents."""
 
     fields: list[FieldSummary]
 
 
 @router.get("/api/fields", response_model=FieldsAnswer)
 async def fields_of_metadata(site: Served) -> Json:
-    """Name the fields of the metadata, and what values they have."""
+    """List the metadata fields, with examples and ranges of their values."""
     return await rendered(site.looks, lambda: FieldsAnswer(site.index.fields()))
 
 
@@ -367,12 +371,12 @@ async def add_documents(site: Served, new: NewDocuments) -> Json:
     documents, seen = [Document(each.id, each.text, each.title, each.metadata) for each in new.documents], set()
     for document in documents:
         if document.is_empty:
-            raise InputError(f"document {document.id!r} has neither text nor title; there is nothing to find it by")
+            raise InputError(f"document {document.id!r} has neither text nor title; give one of them")
         if document.id in seen:
             raise InputError(f"id {document.id!r} comes twice; make ids unique")
         seen.add(document.id)
     write = site.index.update if new.update else site.index.add
-    count = await _write(site, 409, write, documents)  # refused where an id is there already
+    count = await _write(site, 409, write, documents)  # 409: an id exists already
     return Json(Written(await site.looks.run(len, site.index), added=count), 201)
 
 
@@ -391,13 +395,13 @@ async def get_document(site: Served, doc_id: str) -> Json:
 
 @router.delete("/api/documents/{doc_id:path}", response_model=Written)
 async def remove_document(site: Served, doc_id: str) -> Json:
-    """Take a document out."""
+    """Remove a document."""
     count = await _write(site, 404, site.index.remove, [doc_id])
     return answer(Written(await site.looks.run(len, site.index), removed=count))
 
 
 async def _write(site: ServedIndex, refused: int, write: Callable[..., int], argument: Any) -> int:
-    """Write and return the count; answer `refused` where the index refuses."""
+    """Write to the index and return the count; answer with status `refused` on InputError."""
     try:
         return await site.writes.run(write, argument)
     except WriterBusyError:
@@ -414,8 +418,8 @@ class StatusAnswer:
     """The state of the index and of this server.
 
     Attributes:
-        tree_nodes: the number of nodes of each level of the tree, from the top, without the root.
-        drift: whether it is time to retrain, if that was asked for.
+        tree_nodes: the number of nodes in each level of the tree, from the top, without the root.
+        drift: whether it is time to retrain, with `drift=true`.
     """
 
     name: str
@@ -442,7 +446,7 @@ async def status(
     site: Served,
     drift: Annotated[bool, Query(description="also measure whether it is time to retrain, in the background")] = False,
 ) -> Json:
-    """Give counts, names, the training, whether this server takes writes, and whether it is time to retrain."""
+    """Return the state of the index, of its training and of this server."""
     return await rendered(site.looks, _status, site, drift)
 
 
@@ -467,13 +471,16 @@ def _status(site: ServedIndex, drift: bool) -> StatusAnswer:
 
 @router.get("/health", response_model=HealthAnswer)
 async def health(site: Served) -> Json:
-    """Say whether the server and its store answer."""
+    """Check that the server and its store answer."""
     return answer(HealthAnswer("ok", await site.looks.run(len, site.index)))
 
 
 @router.get("/ready", response_model=HealthAnswer)
 async def ready(site: Served) -> Json:
-    """Say whether a search is answered now: 503 while too many wait, or while what keeps the vectors is away."""
+    """Run a search as a check.
+
+    The answer is 503 while too many requests wait, or while Milvus is away.
+    """
     anywhere = np.eye(1, site.index.state.manifest.dim, dtype=np.float32)
     await site.searches.run(site.index.search_vectors, anywhere, 1)
     return answer(HealthAnswer("ready", await site.looks.run(len, site.index)))
@@ -483,19 +490,19 @@ async def ready(site: Served) -> Json:
 
 
 class EmbeddingsRequest(BaseModel):
-    """What OpenAI's clients send.
+    """A request of OpenAI's clients.
 
-    `input_type` says which side of a retrieval the texts are on.
+    `input_type` says whether the texts are documents or queries.
     """
 
     input: str | list[str] = Field(description=f"a text, or up to {INPUTS:,} texts")
-    model: str = Field(default="", description="any name: there is one encoder, and the answer names it")
+    model: str = Field(default="", description="ignored: there is one encoder, and the answer names it")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, description="none but the encoder's own")
+    dimensions: int | None = Field(default=None, description="only the encoder's own number is accepted")
     input_type: Literal["document", "query"] = "document"
 
     def texts(self) -> list[str]:
-        """Return the texts; refuse none, too many, and one that cannot be encoded."""
+        """Return the texts; fail if there are none, too many, or one cannot be encoded."""
         texts = [self.input] if isinstance(self.input, str) else self.input
         if not 1 <= len(texts) <= INPUTS:
             raise InputError(f"input has {len(texts):,} texts; send 1 to {INPUTS:,} at once")
@@ -503,21 +510,21 @@ class EmbeddingsRequest(BaseModel):
             if not text.strip() or not is_unicode(text):
                 raise InputError(f"input[{number}] is {'not Unicode' if text.strip() else 'empty'}; leave it out")
             if len(text) > TEXT_CHARACTERS:
-                raise InputError(f"input[{number}] has {len(text):,} characters; {TEXT_CHARACTERS:,} are the limit")
+                raise InputError(f"input[{number}] has {len(text):,} characters; the limit is {TEXT_CHARACTERS:,}")
         return texts
 
 
-@router.post(EMBEDDINGS, responses={"4XX": {"description": "what is wrong, as OpenAI's API says it"}})
+@router.post(EMBEDDINGS, responses={"4XX": {"description": "an error in the form of OpenAI's API"}})
 async def embeddings(site: Served, asked: EmbeddingsRequest) -> Json:
-    """Encode texts to unit vectors with the index's encoder, as OpenAI's API has it."""
+    """Encode texts to unit vectors with the index's encoder, in the form of OpenAI's API."""
     texts, dim = asked.texts(), site.index.state.manifest.dim
     if asked.dimensions not in (None, dim):
-        raise InputError(f"dimensions = {asked.dimensions}: this encoder has {dim}, and cannot be cut")
+        raise InputError(f"dimensions = {asked.dimensions}: this encoder has {dim}; leave dimensions out")
     vectors = await site.embeddings.run(_encode, site, texts, asked.input_type)
     is_base64 = asked.encoding_format == "base64"
     spelled = [base64.b64encode(each).decode() for each in vectors.astype("<f4")] if is_base64 else vectors.tolist()
     data = [{"object": "embedding", "index": row, "embedding": each} for row, each in enumerate(spelled)]
-    words = sum(len(text.split()) for text in texts)  # tokens would need a second pass of the tokenizer
+    words = sum(len(text.split()) for text in texts)  # counting tokens would tokenize everything twice
     usage = {"prompt_tokens": words, "total_tokens": words}
     model = site.shown(site.index.state.manifest.encoder)
     return answer({"object": "list", "model": model, "data": data, "usage": usage})

@@ -1,4 +1,4 @@
-"""create_app(): the application that `hce serve` runs, and the server that runs it."""
+"""`create_app` makes the application that `hce serve` runs; `Server` runs it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from hce.web.guard import Guard, Rules
 
 logger = logging.getLogger(__name__)
 
-SECONDS_TO_END = 3  # for requests under way when the server is stopped
+SECONDS_TO_END = 3  # for active requests when the server is stopped
 PLOTLY = f"/static/plotly-{get_plotlyjs_version()}.min.js"
 NOT_TOKENS = "input: send a text or a list of texts, not tokens"
-DESCRIPTION = """Search an index by meaning, explore its tree, add and remove documents.
+DESCRIPTION = """Search an index by words and meaning, explore its tree, add and remove documents.
 
-Every error is `{"error": "one sentence"}`. Where a token is needed to write, it goes into the header
+Every error is `{"error": "one sentence"}`. If writing needs a token, send it in the header
 `Authorization: Bearer TOKEN`."""
 
 
@@ -46,10 +46,10 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
     """Make the page and the API of an index.
 
     Args:
-        index: what is served; it stays open when the server ends.
-        rules: who may ask for what; by default this machine may, and may write.
-        metrics: whether requests are counted, and /metrics is there.
-        learns: whether the mean of all queries is kept in the index's folder.
+        index: the index to serve; it stays open when the server ends.
+        rules: who may read and write; by default this machine may do both.
+        metrics: whether to count requests and serve /metrics.
+        learns: whether to keep the mean of all queries in the index's folder.
     """
     site = ServedIndex(index, rules or Rules(), learns=learns)
 
@@ -84,7 +84,7 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
         if request.url.path != api.EMBEDDINGS:
             return Json({"error": sentence}, status, headers)
         if status == 422:
-            status = 400  # as OpenAI's clients expect it
+            status = 400  # OpenAI's clients expect it
             sentence = NOT_TOKENS if sentence.startswith("input.") else sentence
         kind = "invalid_request_error" if status < 500 else "server_error"
         return Json({"error": {"message": sentence, "type": kind, "param": None, "code": None}}, status, headers)
@@ -95,7 +95,7 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take an address; port 0 takes a free one."""
+    """Bind a socket to an address; port 0 picks a free port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -114,9 +114,9 @@ def url_of(host: str, listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves an application at a socket until Ctrl-C or SIGTERM; requests under way are answered first.
+    """Serves an application at a socket until Ctrl-C or SIGTERM, then finishes active requests.
 
-    It calls `started` as soon as it listens.
+    It calls `started` once it listens.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket, started: Callable[[], None] = lambda: None) -> None:
@@ -136,18 +136,18 @@ class Server(uvicorn.Server):
         self._listener, self._notify = listener, started
 
     def serve_until_stopped(self) -> None:
-        """Serve until someone stops the server."""
+        """Serve until the server is stopped."""
         with suppress(KeyboardInterrupt), self._listener:
             self.run(sockets=[self._listener])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and report it."""
+        """Start to listen, then call `started`."""
         await super().startup(sockets)
         if self.started:
             self._notify()
 
     async def on_tick(self, counter: int) -> bool:
-        """Check the connections once a second, which has ten ticks."""
+        """Check the connections once a second; uvicorn ticks ten times a second."""
         if counter % 10 == 0:
             for connection in list(self.server_state.connections):
                 if isinstance(connection, HttpConnection):
@@ -156,7 +156,7 @@ class Server(uvicorn.Server):
 
 
 def _add_mcp(app: FastAPI, site: ServedIndex) -> AbstractAsyncContextManager[None]:
-    """Answer agents at /mcp; return the context in which they are answered."""
+    """Serve MCP at /mcp; return the context to run it in, empty without the package."""
     try:
         from hce.web.mcp import PATH, Tools, over_http
     except MissingPackageError as error:
@@ -169,8 +169,8 @@ def _add_mcp(app: FastAPI, site: ServedIndex) -> AbstractAsyncContextManager[Non
 
 
 def _add_page(app: FastAPI) -> None:
-    """Serve the page's own files, and plotly from its package."""
-    mimetypes.add_type("text/javascript", ".js")  # a Windows registry may say text/plain, which no browser runs
+    """Serve the page's files, and plotly from its package."""
+    mimetypes.add_type("text/javascript", ".js")  # Windows may report text/plain, which browsers refuse to run
     files = StaticFiles(packages=[("hce.web", "static")])
 
     @app.get("/", include_in_schema=False)
@@ -187,7 +187,7 @@ def _add_page(app: FastAPI) -> None:
 
     @app.get(PLOTLY, include_in_schema=False)
     def plotly_of_this_version(request: Request) -> Response:
-        # The address changes with the version, so that a browser can keep the file for good.
+        # The address contains the version, so browsers may cache the file forever.
         headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
         if "gzip" not in request.headers.get("accept-encoding", ""):
             return Response(get_plotlyjs(), headers=headers, media_type="text/javascript")
@@ -198,12 +198,12 @@ def _add_page(app: FastAPI) -> None:
 
 @cache
 def _small_plotly() -> bytes:
-    """Compress plotly's JavaScript, once: it is 5 MB and goes over a phone's network."""
+    """Compress plotly's JavaScript once: it has 5 MB."""
     return gzip.compress(get_plotlyjs().encode(), compresslevel=6)
 
 
 def _fault(site: ServedIndex, error: Exception) -> tuple[int, str, dict[str, str]]:
-    """Return an error's status, one sentence without the program's details, and headers."""
+    """Return an error's status, a sentence for the client, and headers."""
     again = {"retry-after": "1"}
     if isinstance(error, HTTPException):
         return error.status_code, str(error.detail), dict(error.headers or {})

@@ -1,8 +1,8 @@
-"""Work outside the event loop: threads for each kind of request, queries encoded together, drift measured.
+"""Work outside the event loop: lanes of threads, batches of queries, drift measurements.
 
-A lane has a few threads for one kind of work, so that no kind waits for another, and a limit to its queue. An encoder
-takes one call at a time, and a call with many short texts costs little more than one with a single text. So queries
-that come during a call wait for the next one together.
+A lane has a few threads for one kind of work and a limited queue, so one kind of request never blocks another. An
+encoder handles one call at a time, and a call with many short texts costs little more than one with a single text. So
+the queries that arrive during a call are encoded together in the next one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 TEXTS_AT_ONCE = 32
-MOST_LOST = 100  # learned queries that a kill may lose
-LEAST_AT_ONCE = 10  # learned queries to write; the mean of fewer would show what single ones asked
+MOST_LOST = 100  # learned queries that a kill can lose
+LEAST_AT_ONCE = 10  # learned queries in one write; a mean of fewer would reveal single queries
 SECONDS_BETWEEN_WRITES = 10.0
 
 
@@ -42,9 +42,9 @@ class BusyError(Exception):
 
 
 class Lane:
-    """Runs work in at most `threads` threads; refuses it while `waiting` other calls are in the queue.
+    """Runs work in at most `threads` threads, with at most `waiting` calls in the queue.
 
-    A canceled call leaves the queue. Work under way keeps its thread and place until it checks its deadline or is done.
+    A canceled call leaves the queue. Running work keeps its thread until it ends or checks its deadline.
     """
 
     def __init__(self, threads: int, waiting: int) -> None:
@@ -54,7 +54,7 @@ class Lane:
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
-        """Call `work` in a thread."""
+        """Call `work` in a thread; BusyError if the queue is full."""
         with self._lock:
             if self._inside >= self.most:
                 raise BusyError
@@ -77,7 +77,7 @@ class Lane:
 
 
 class QueryBatcher:
-    """Encodes queries that come during a call together in the next; refuses more than `waiting` of them."""
+    """Encodes the queries that arrive during a call together in the next; at most `waiting` wait."""
 
     def __init__(self, encode: Callable[[Sequence[str]], np.ndarray], waiting: int) -> None:
         self._encode, self._most = encode, waiting
@@ -95,7 +95,7 @@ class QueryBatcher:
         return await found
 
     async def _work(self) -> None:
-        while waiting := [each for each in self._waiting if not each[1].done()]:  # the others have been canceled
+        while waiting := [each for each in self._waiting if not each[1].done()]:  # without canceled ones
             batch, self._waiting = waiting[:TEXTS_AT_ONCE], waiting[TEXTS_AT_ONCE:]
             try:
                 vectors = await anyio.to_thread.run_sync(self._encode, [text for text, _ in batch])
@@ -110,7 +110,7 @@ class QueryBatcher:
 class AskedQueries:
     """Encodes queries and adds them to the mean in the index's folder, for `hce serve --learn-queries`.
 
-    Their texts are never kept.
+    No text of a query is kept.
     """
 
     def __init__(self, state: IndexState) -> None:
@@ -118,7 +118,7 @@ class AskedQueries:
         encoder = state.present_encoder().encoder()
         if encoder.is_table:
             raise InputError(
-                "--learn-queries: this index has a static encoder, which a mean of queries does not help; leave it out"
+                "--learn-queries: the mean of queries does not help this index's static encoder; leave the option out"
             )
         self._encoder = encoder
         self._rows: list[np.ndarray] = []
@@ -126,10 +126,10 @@ class AskedQueries:
         self._lock = Lock()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Encode queries as the index does, and count them."""
+        """Encode queries as the index does, and add them to the mean."""
         carried = self._state.present_encoder()
         vectors, encoder = self._state.encode_queries(texts), carried.encoder()
-        if carried is not self._state.for_queries:  # it was replaced meanwhile
+        if carried is not self._state.for_queries:  # the encoder was replaced meanwhile: skip these
             return vectors
         with self._lock:
             if encoder is not self._encoder:  # after a reindexing
@@ -142,12 +142,12 @@ class AskedQueries:
         return vectors
 
     def flush(self) -> None:
-        """Add the queries since the last time to the mean on disk, unless they are few."""
+        """Add the latest queries to the mean on disk, unless there are too few."""
         with self._lock:
             self._flush()
 
     def _flush(self) -> None:
-        """Write the mean; a disk that fails loses these queries, and no search."""
+        """Write the mean; a failing disk loses these queries but fails no search."""
         if len(self._rows) < LEAST_AT_ONCE:
             return
         rows, self._rows, self._written = self._rows, [], time.monotonic()
@@ -156,22 +156,22 @@ class AskedQueries:
             kept = QueryMean.find(folder)
             (kept.and_of(ours) if kept is not None and kept.encoder == ours.encoder else ours).write(folder)
         except (HceError, OSError) as error:
-            logger.warning("the mean of the queries was not kept (%s)", error)
+            logger.warning("the mean of the queries was not saved (%s)", error)
 
 
 @dataclass(frozen=True)
 class DriftState:
-    """The last measurement of the drift, and the regions of the tree that grew by later documents."""
+    """The last drift measurement, and the regions of the tree that grew."""
 
     state: Literal["measuring", "done"]
     verdict: str = "unknown"  # or ok, re-cluster, retrain
     reasons: tuple[str, ...] = ()
-    outdated: bool = False  # documents were written since then
+    outdated: bool = False  # whether documents were written since then
     grown: tuple[GrownNode, ...] = ()
 
 
 class DriftWatch:
-    """Measures the drift at most once for each state of the documents, and only when somebody asks."""
+    """Measures drift on request, at most once for each state of the documents."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -182,9 +182,9 @@ class DriftWatch:
         self._thread: Thread | None = None
 
     def now(self, pause: float = 0.0) -> DriftState:
-        """Return the last verdict; measure again if documents were written since.
+        """Return the last verdict; start a new measurement if documents were written since.
 
-        `pause` is the least number of seconds between two measurements.
+        At least `pause` seconds lie between the starts of two measurements.
         """
         with self.index.state.reading() as reader:
             change = reader.moment().change
@@ -197,7 +197,7 @@ class DriftWatch:
             return replace(self._state, state="measuring" if outdated else "done", outdated=outdated)
 
     def stop(self) -> None:
-        """Wait for a measurement under way, though not forever."""
+        """Wait up to ten seconds for a running measurement."""
         with self._lock:
             thread = self._thread
         if thread is not None:

@@ -1,4 +1,4 @@
-"""The tree and the map of the corpus in the API."""
+"""The API's routes for the tree and the map of the corpus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TREE_LEVELS_AT_ONCE = 2
 CHILDREN_AT_ONCE = 500
 PLACES_AT_ONCE = 100
 LISTED_CHARACTERS = 160
-STEPS_OF_A_PLACE = 65_535  # a coordinate is sent as a number of 16 bits
+STEPS_OF_A_PLACE = 65_535  # a coordinate is sent as a 16-bit number
 
 Natural = Annotated[int, Query(ge=0)]
 Number = Annotated[int, Query(ge=1, le=2**32 - 1)]
@@ -30,7 +30,7 @@ router = APIRouter(responses=REFUSED)
 
 @dataclass(frozen=True)
 class Listed:
-    """A document in a list, with the beginning of its text."""
+    """A document in a list, with the start of its text."""
 
     id: str
     title: str
@@ -39,11 +39,12 @@ class Listed:
 
 @dataclass(frozen=True)
 class TreeAnswer:
-    """A node, what is below it, and in the last inner level some of its documents.
+    """A node with the nodes below it; a leaf with some of its documents.
 
     Attributes:
-        levels: the number of levels of nodes below the root; documents are one more.
-        path: the nodes from the root down to the parent of this one.
+        levels: the number of levels below the root, without the documents.
+        path: the nodes from the root to this node's parent.
+        documents: documents of a leaf, from `offset` on.
     """
 
     levels: int
@@ -55,7 +56,7 @@ class TreeAnswer:
 
 @dataclass(frozen=True)
 class WayAnswer:
-    """The way of a query or a document down the tree."""
+    """The path of a query or a document down the tree."""
 
     query: str | None
     id: str | None
@@ -67,11 +68,16 @@ async def tree(
     site: Served,
     level: Natural = 0,
     node: Natural = 0,
-    depth: Annotated[int, Query(ge=0, le=TREE_LEVELS_AT_ONCE, description="levels below it to give")] = 1,
-    most: Annotated[int, Query(ge=1, le=CHILDREN_AT_ONCE, description="children of each node, largest first")] = 60,
-    offset: Annotated[int, Query(ge=0, description="of the last inner level's documents")] = 0,
+    depth: Annotated[int, Query(ge=0, le=TREE_LEVELS_AT_ONCE, description="levels to return below the node")] = 1,
+    most: Annotated[
+        int, Query(ge=1, le=CHILDREN_AT_ONCE, description="most children of a node, largest first, or documents")
+    ] = 60,
+    offset: Annotated[int, Query(ge=0, description="number of a leaf's documents to skip")] = 0,
 ) -> Json:
-    """Show a node of the tree, the nodes above it, and below it nodes, or in the last inner level documents."""
+    """Return a node of the tree, with the nodes above and below it.
+
+    For a leaf, the answer has some of its documents.
+    """
     return await rendered(site.looks, _tree, site.tree, level, node, depth, most, offset)
 
 
@@ -94,9 +100,9 @@ async def tree_path(
     q: Text = None,
     id: Annotated[str | None, Query(min_length=1, max_length=ID_CHARACTERS, description="or a document")] = None,  # noqa: A002
 ) -> Json:
-    """Show the way of a query down the tree, level by level, or a document's place in it."""
+    """Return the path of a query down the tree, level by level, or of a document."""
     if (q is None) == (id is None):
-        raise HTTPException(400, "give either q, a query, or id, a document")
+        raise HTTPException(400, "give either q (a query) or id (a document)")
     vector = None if q is None else await site.queries.encode(q)
     return answer(WayAnswer(q, id, await site.looks.run(_way, site.tree, vector, id)))
 
@@ -111,7 +117,7 @@ def _way(live: LiveTree, vector: np.ndarray | None, doc_id: str | None) -> Way:
 
 @dataclass(frozen=True)
 class MapLevel:
-    """The nodes of a level: the node above each, the words of each one's name, and how many documents it has."""
+    """The nodes of a level: their parents, the words of their names, and their numbers of documents."""
 
     parents: list[int]
     names: list[list[str]]
@@ -123,12 +129,12 @@ class MapAnswer:
     """The regions of the map, once it is ready.
 
     Attributes:
-        readiness: how far the map is.
-        documents: how many there are.
-        drawn: how many of them are on the map.
-        levels: from level 1 down to the one whose nodes have cells.
-        vertices: the corners of the cells: x, y, x, y …, within 0 and 1.
-        polygons: for each node of the last of these levels, the corners of its cell, counted in pairs.
+        readiness: whether the map is ready, and its progress.
+        documents: the number of documents.
+        drawn: the number of documents on the map.
+        levels: from level 1 to the level whose nodes are the cells.
+        vertices: the corners of the cells: x, y, x, y …, from 0 to 1.
+        polygons: for each node of the last level here, the numbers of its cell's corners in `vertices`.
     """
 
     readiness: MapReadiness
@@ -141,14 +147,14 @@ class MapAnswer:
 
 @dataclass(frozen=True)
 class MapDocument(Listed):
-    """A point of the map: the document's number in the points, and what is shown of the document."""
+    """The document of a point on the map, with its number in /api/map/points."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class MapPlace:
-    """Where a document is; x and y are within 0 and 1."""
+    """The position of a document on the map; x and y are from 0 to 1."""
 
     id: str
     number: int
@@ -158,7 +164,7 @@ class MapPlace:
 
 @dataclass(frozen=True)
 class MapPlaces:
-    """Where documents are, and where a document with the text of a query would be."""
+    """Positions of documents on the map, and of a query as if it were a document."""
 
     documents: list[MapPlace]
     query: tuple[float, float] | None = None
@@ -166,16 +172,19 @@ class MapPlaces:
 
 @router.get("/api/map", response_model=MapAnswer)
 async def regions(site: Served) -> Json:
-    """Show the regions of the map.
+    """Return the regions of the map.
 
-    It is made in the background when somebody first asks, and after a rebuild.
+    The first request, also after a rebuild, starts to draw the map in the background.
     """
     return await rendered(site.looks, _regions, site.map)
 
 
 @router.get("/api/map/points", response_class=Response)
 async def points(site: Served) -> Response:
-    """Give the points of the map as bytes: all numbers (uint32), all x and y (uint16 pairs), all nodes (uint16)."""
+    """Return the points of the map as bytes.
+
+    First come all numbers (uint32), then all x and y (uint16 pairs), then all nodes (uint16).
+    """
     body = await site.looks.run(_points, site.map)
     return Response(body, headers=NO_STORE, media_type="application/octet-stream")
 
@@ -183,9 +192,11 @@ async def points(site: Served) -> Response:
 @router.get("/api/map/documents", response_model=list[MapDocument])
 async def documents(
     site: Served,
-    number: Annotated[list[Number], Query(min_length=1, max_length=PLACES_AT_ONCE, description="as in the points")],
+    number: Annotated[
+        list[Number], Query(min_length=1, max_length=PLACES_AT_ONCE, description="numbers of /api/map/points")
+    ],
 ) -> Json:
-    """Return which documents some points are; those that are gone are left out."""
+    """Return the documents of some points, without removed ones."""
 
     def listed() -> list[MapDocument]:
         with site.index.state.reading() as reader:
@@ -201,12 +212,9 @@ async def places(
     q: Text = None,
     id: Annotated[list[Id], Query(max_length=PLACES_AT_ONCE, description="documents")] = [],  # noqa: A002, B006
 ) -> Json:
-    """Return where a query and documents are.
-
-    Documents that are not there are left out.
-    """
+    """Return the positions of a query and of documents; unknown documents are skipped."""
     if q is None and not id:
-        raise HTTPException(400, "give q, a query, or id, a document, which may be given more than once")
+        raise HTTPException(400, "give q (a query), or id (a document), which may be repeated")
     vector = None if q is None else await site.queries.encode(q)
     return await rendered(site.looks, _places, site.map, vector, id)
 
@@ -218,7 +226,7 @@ def _regions(drawing: DocumentMap) -> MapAnswer:
     try:
         with drawing.live.index.state.reading() as reader:
             now = drawing.at(reader)
-    except NotThereError:  # another tree was grown since
+    except NotThereError:  # a new tree was grown meanwhile
         return MapAnswer(MapReadiness("preparing"))
     hierarchy = now.places.tree.hierarchy
     levels = [
@@ -240,7 +248,7 @@ def _regions(drawing: DocumentMap) -> MapAnswer:
 
 
 def _points(drawing: DocumentMap) -> bytes:
-    drawing.readiness()  # asking has the map made
+    drawing.readiness()  # starts to draw the map if needed
     with drawing.live.index.state.reading() as reader:
         drawn = drawing.at(reader).drawn
     steps = np.round(np.clip(drawn.places, 0, 1) * STEPS_OF_A_PLACE)
@@ -248,7 +256,7 @@ def _points(drawing: DocumentMap) -> bytes:
 
 
 def _places(drawing: DocumentMap, vector: np.ndarray | None, ids: list[str]) -> MapPlaces:
-    drawing.readiness()  # asking has the map made
+    drawing.readiness()  # starts to draw the map if needed
     with drawing.live.index.state.reading() as reader:
         now, there = drawing.at(reader), reader.present(ids)
         query = None if vector is None else now.place_of_query(reader, vector).tolist()

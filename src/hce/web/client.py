@@ -1,4 +1,4 @@
-"""Client: asks a running `hce serve`, and gives the hits that a search of its index would have given."""
+"""A client of a running `hce serve`, which returns the same hits as a search of its index."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hce.files import checked_fields
 from hce.index.ranking import Hit
 from hce.index.tree import PathNode
 
-SECONDS = 40.0  # to wait for an answer, which the server gives or cancels after 30
-MOST_BYTES = 1 << 28  # of an answer
+SECONDS = 40.0  # to wait for an answer; the server cancels a search after 30
+MOST_BYTES = 1 << 28  # in an answer
 
 
 class Answer(NamedTuple):
-    """What a server found: hits, best first, and whether the first one is a good match, where that is known."""
+    """The hits, best first, and whether the first is a good match; None if unknown."""
 
     hits: list[Hit]
     good_match: bool | None
@@ -51,11 +51,11 @@ class _Found(NamedTuple):
 
 
 class Client:
-    """Asks a running `hce serve`; nothing is sent before the first search.
+    """Searches a running `hce serve`; connects at the first search.
 
     Args:
-        address: of the server, such as http://127.0.0.1:8080.
-        token: what the server, or a proxy before it, may want.
+        address: the server's address, such as http://127.0.0.1:8080.
+        token: the token of the server, or of a proxy in front of it.
     """
 
     def __init__(self, address: str, token: str | None = None) -> None:
@@ -64,9 +64,9 @@ class Client:
             parts = urlsplit(address)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise InputError(f"{address}: no address ({error}); give one such as http://127.0.0.1:8080") from error
+            raise InputError(f"{address}: not an address ({error}); give one such as http://127.0.0.1:8080") from error
         if not host or not is_url(address):
-            raise InputError(f"{address}: no address; give one such as http://127.0.0.1:8080")
+            raise InputError(f"{address}: not an address; give one such as http://127.0.0.1:8080")
         connection = HTTPSConnection if parts.scheme.lower() == "https" else HTTPConnection
         self._connection = connection(host, port, timeout=SECONDS)
         self._path = parts.path.rstrip("/")
@@ -88,13 +88,15 @@ class Client:
                 raise self._no_server(one_line(error)) from error
 
     def _get(self, path: str) -> Any:
-        """Return the JSON object of an answer; None for a document that is gone."""
+        """Return the JSON object of an answer; None for a document removed meanwhile."""
         try:
             self._connection.request("GET", self._path + path, headers=self._headers)
             response = self._connection.getresponse()
             status, body = response.status, response.read(MOST_BYTES)
         except TimeoutError as error:
-            raise InputError(f"{self.address}: no answer within {SECONDS:.0f} s; try again, or see its log") from error
+            raise InputError(
+                f"{self.address}: no answer within {SECONDS:.0f} s; try again, or see the server's log"
+            ) from error
         except OSError as error:
             reason = error.strerror or one_line(error)
             raise InputError(f"{self.address}: nobody answers ({reason}); is `hce serve` running there?") from error
@@ -110,7 +112,7 @@ class Client:
         if status == 404 and sentence and path.startswith("/api/documents/"):
             return None
         if status == 200:
-            raise self._no_server("its answer is no JSON object")
+            raise self._no_server("its answer is not a JSON object")
         if isinstance(sentence, str):
             again = "; try again" if status >= 500 else ""
             raise InputError(f"{self.address}: {one_line(ValueError(sentence))} ({status}){again}")
@@ -119,4 +121,4 @@ class Client:
         raise self._no_server(f"it answered {status}")
 
     def _no_server(self, reason: str) -> InputError:
-        return InputError(f"{self.address}: no hce server ({reason}); give the address that `hce serve` printed")
+        return InputError(f"{self.address}: not an hce server ({reason}); give the address that `hce serve` printed")

@@ -1,11 +1,12 @@
-"""One connection: how long a request may take to come, an answer to be taken, and how many one address may have.
+"""HTTP connections with limits on their number, on slow requests, and on clients that do not read.
 
-uvicorn's own limits do not do this: `limit_concurrency` also counts connections that say nothing, and
-`timeout_keep_alive` begins after the first answer. With these, 600 silent connections locked everyone else out, and 60
-clients that took nothing of a 5 MB answer were never dropped (docs/LOG.md, "A server that a stranger keeps busy").
+uvicorn's own limits are not enough: `limit_concurrency` also counts idle connections, and `timeout_keep_alive` starts
+after the first answer. With these, 600 silent connections locked everyone else out. Sixty clients that did not read a
+5 MB answer were never dropped (docs/LOG.md, "A server that a stranger keeps busy").
 
-Here, a newcomer without room replaces the connection that has waited longest for a request, of the same address if
-that has too many. A request under way is never given up for that; where there is nothing else, the answer is 503.
+Here, a new connection over the limit replaces the one that has been idle longest. If its own address has too many, it
+replaces one of that address. A connection with an active request is never replaced; if all are active, the answer is
+503.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ except ImportError:  # Windows
 OPEN_FILES = _limit if _limit >= 0 else 1024
 CONNECTIONS = min(512, OPEN_FILES // 2)
 CONNECTIONS_OF_AN_ADDRESS = min(256, CONNECTIONS)
-# asyncio accepts as many at once, before a connection can make room; the index needs some files too.
+# asyncio accepts this many at once, before any connection is closed for them; the index needs open files too.
 BACKLOG = min(2048, OPEN_FILES // 8)
-HEAD_SECONDS = 10.0  # from the connection, or the last answer, to the end of a request's head
-TAKE_SECONDS = 10.0  # in which a client must take TAKE_BYTES of an answer that is waiting, or all that is left
+HEAD_SECONDS = 10.0  # from the connection, or from the last answer, to the end of a request's head
+TAKE_SECONDS = 10.0  # in this time a client must read TAKE_BYTES of an answer, or all of its rest
 TAKE_BYTES = 8_192
 HEAD_BYTES = 65_536
 
 
 class HttpConnection(H11Protocol):
-    """The server's side of a connection."""
+    """A connection of the server, with its time limits."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the connection, if there is room or can be made."""
+        """Accept the connection if there is room, or if an idle one can be closed."""
         self._waits_since = self._looked = self.loop.time()
         self._unsent = 0
         super().connection_made(transport)
@@ -55,12 +56,12 @@ class HttpConnection(H11Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """When it began to wait for a request, by the clock of the event loop; None while there is one."""
+        """When it became idle, by the event loop's clock; None during a request."""
         is_busy = self.cycle is not None and not self.cycle.response_complete
         return None if is_busy else self._waits_since
 
     def look(self) -> None:
-        """End the connection if the other side takes too long; called every second."""
+        """Close the connection if the client is too slow; called every second."""
         now, unsent, since = self.loop.time(), self.transport.get_write_buffer_size(), self.waiting_since
         if not unsent:
             self._unsent = 0
@@ -74,19 +75,19 @@ class HttpConnection(H11Protocol):
             self._unsent, self._looked = unsent, now
 
     def on_response_complete(self) -> None:
-        """Go on to the next request."""
+        """Note when the connection became idle, then handle the next request."""
         self._waits_since = self.loop.time()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP; uvicorn calls this while it handles the error."""
+        """Answer a request that is not valid HTTP; uvicorn calls this in its error handler."""
         if getattr(sys.exc_info()[1], "error_status_hint", 400) == 431:
             self._refuse(Refusal(431, f"the head of a request can hold {HEAD_BYTES // 1024} KB at most"))
         else:
-            self._refuse(Refusal(400, "this is no valid HTTP/1.1 request"))
+            self._refuse(Refusal(400, "this is not a valid HTTP/1.1 request"))
 
     def end(self) -> None:
-        """End the connection now, whatever has not been sent."""
+        """Close the connection now, and drop unsent bytes."""
         self.connections.discard(self)
         self.transport.abort()
 
@@ -98,7 +99,7 @@ class HttpConnection(H11Protocol):
             self.end()
 
     def _refuse(self, refused: Refusal) -> None:
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is under way
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # part of an answer was sent already
             self.end()
             return
         response = refused.response()
@@ -109,7 +110,7 @@ class HttpConnection(H11Protocol):
 
 
 def _end_one_of(crowd: list[HttpConnection]) -> bool:
-    """End the connection that has waited longest; return whether there was one."""
+    """Close the connection that has been idle longest; return whether one was idle."""
     waiting = [(each.waiting_since, place) for place, each in enumerate(crowd) if each.waiting_since is not None]
     if waiting:
         crowd[min(waiting)[1]].end()
@@ -117,7 +118,7 @@ def _end_one_of(crowd: list[HttpConnection]) -> bool:
 
 
 def _network(address: str) -> str:
-    """Return what connections are counted by: the address, of IPv6 its network."""
+    """Return the key to count connections by: the address, or the /64 network of IPv6."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -1,9 +1,11 @@
-"""Checks that every request passes before the application sees it: host, origin, token, and limits.
+"""Checks of every request before the application sees it: host, origin, token, and limits.
 
-Four dangers of a server on one's own machine are met here. A page on another site can make a browser send requests, so
-the Origin must be this site and a body must be declared as JSON. A name on the network can be pointed at this machine,
-so the Host must be a name that we serve, or an address. Others on the network could write, so they need a token. And a
-request could take forever, so it has a deadline and ends when its client leaves.
+A local server faces four dangers:
+
+- Another site's page can make the browser send requests. So the Origin must be this site, and a body must be JSON.
+- A foreign name can be pointed at this machine (DNS rebinding). So the Host must be one of our names or an address.
+- Others on the network could write. So writing needs a token.
+- A search could take forever. So it has a deadline, and ends when its client leaves. A write that has begun is finished.
 """
 
 from __future__ import annotations
@@ -29,16 +31,16 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 READ_METHODS = frozenset({"GET", "HEAD"})
-READING_POSTS = frozenset({"/mcp", "/v1/embeddings"})  # these change nothing
+READING_POSTS = frozenset({"/mcp", "/v1/embeddings"})  # POST requests that change nothing
 BODY_BYTES = 8 * 2**20
 BODY_SECONDS = 30.0
 READ_SECONDS = 30.0
 WRITE_SECONDS = 600.0  # a thousand documents and a large encoder take a while
 TOKEN_CHARACTERS = 1_000
-ANSWERS_BYTES = 256 << 20  # of all answers together that are computed and not taken yet
+ANSWERS_BYTES = 256 << 20  # of all computed answers that clients have not read yet
 
-# Defaults for every answer. Plotly sets styles of its own; nothing else comes from another server, and no script is
-# inline. A browser keeps the page's files, but asks each time whether they have changed.
+# Headers of every answer, unless it sets its own. Plotly needs inline styles; nothing comes from another server, and no
+# script is inline. Browsers cache the page's files, but check each time whether they changed.
 HEADERS = {
     "cache-control": "no-cache",
     "content-security-policy": (
@@ -55,29 +57,29 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Rules:
-    """Who may ask for what."""
+    """Which requests are allowed."""
 
-    hosts: frozenset[str] = LOOPBACK  # the names that this server answers to, in lower case
-    token: str | None = None  # what a write must bring
+    hosts: frozenset[str] = LOOPBACK  # names of this server, in lower case
+    token: str | None = None  # needed for writing
     writable: bool = True
-    addresses: bool = False  # whether it also answers to any IP address, which nobody can point elsewhere
+    addresses: bool = False  # whether any IP address is accepted as Host; DNS rebinding needs a name
 
 
 def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str] = ()) -> Rules:
-    """Return the rules of a server at `host`, which a proxy may call by `names`.
+    """Return the rules of a server that listens at `host`; a proxy may call it by `names`.
 
-    Where others can connect, writing needs a token: the given one, or else a random one.
+    If other machines can connect, writing needs a token: the given one, or else a random one.
     """
     if token is not None and (not 1 <= len(token) <= TOKEN_CHARACTERS or any(not "!" <= sign <= "~" for sign in token)):
         raise InputError(
-            f"the token (--token, HCE_TOKEN) cannot be brought by a request; choose 1 to {TOKEN_CHARACTERS:,} letters, "
-            "digits and marks of ASCII, without blanks"
+            f"the token (--token, HCE_TOKEN) cannot be sent in a header; choose 1 to {TOKEN_CHARACTERS:,} characters: "
+            "ASCII letters, digits and punctuation marks, without spaces"
         )
     named = frozenset(name.lower() for name in names)
     for name in named:
         if not name or _host_name(name) != name or any(sign in name for sign in "/*@ "):
-            raise InputError(f"--name {name!r}: give a host's name alone, such as search.example.org")
-    if host in LOOPBACK and not named:  # else a proxy lets others in
+            raise InputError(f"--name {name!r}: give only a host's name, such as search.example.org")
+    if host in LOOPBACK and not named:  # with a name, a proxy lets others connect
         return Rules(LOOPBACK, token, writable)
     here = socket.gethostname().lower()
     hosts = LOOPBACK | named | {host.lower(), here, f"{here}.local"}
@@ -86,15 +88,15 @@ def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str]
 
 
 class Refusal(Exception):  # noqa: N818  an answer, not a fault
-    """An answer sent instead of the application's: a status and a sentence."""
+    """A refusal sent instead of the application's answer: a status and a sentence."""
 
     def __init__(self, status: int, error: str) -> None:
         super().__init__(error)
         self.status, self.error = status, error
 
     def response(self) -> JSONResponse:
-        """Return the answer with all of its headers."""
-        headers = {**HEADERS, "connection": "close"}  # unread parts of the request must not pass for the next one
+        """Return the response with all headers."""
+        headers = {**HEADERS, "connection": "close"}  # else unread bytes of the body would be parsed as a new request
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         if self.status == 503:
@@ -103,13 +105,13 @@ class Refusal(Exception):  # noqa: N818  an answer, not a fault
 
 
 def refusal(method: str, headers: dict[str, str], rules: Rules, path: str = "/") -> Refusal | None:
-    """Return why a request may not reach the application, or None where it may."""
+    """Return why a request is refused, or None if it is allowed."""
     host = headers.get("host", "")
     name = _host_name(host)
     if name not in rules.hosts and not (rules.addresses and _is_address(name)):
         return Refusal(421, f"this server does not answer to the name {host[:100]!r}; hce serve --name adds one")
     gets, reads = method in READ_METHODS, is_reading(method, path)
-    # Another site's page could not see an answer, but could have any number of them computed. A link may be followed.
+    # Another site's page cannot read the answers, but could make us compute many. Following a link to us is allowed.
     is_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if not (gets and is_link) and not _is_same_site(host, headers):
         return Refusal(403, f"{'reading' if reads else 'writing'} from another site's page is not allowed")
@@ -132,7 +134,7 @@ def refusal(method: str, headers: dict[str, str], rules: Rules, path: str = "/")
 
 
 def is_reading(method: str, path: str) -> bool:
-    """Return whether a request changes nothing, and so needs no token."""
+    """Return whether a request changes nothing, so that it needs no token."""
     return method in READ_METHODS or (method == "POST" and path in READING_POSTS)
 
 
@@ -159,15 +161,15 @@ def _is_address(name: str) -> bool:
 
 
 class Guard:
-    """ASGI middleware: applies the rules, reads bodies up to their limit, and adds the headers of every answer."""
+    """ASGI middleware: applies the rules, limits bodies and answers, and adds headers."""
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self.app, self.rules = app, rules
-        self.bytes_under_way = 0  # of answers that are computed and not taken yet
+        self.bytes_under_way = 0  # of computed answers that clients have not read yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or let the application answer."""
-        if scope["type"] != "http":  # the server starts or ends; there are no websockets here
+        """Refuse the request, or let the application answer."""
+        if scope["type"] != "http":  # start or end of the server; there are no websockets
             await self.app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -179,11 +181,11 @@ class Guard:
         except Refusal as refused:
             await refused.response()(scope, receive, send)
             return
-        if body is not None:  # else the client has left
+        if body is not None:  # None: the client has left
             await self._answer(scope, body, receive, send)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Let the application answer in time; complete a write under way."""
+        """Let the application answer in time; a write that has begun is finished in any case."""
         reads = is_reading(scope["method"], scope["path"])
         seconds = READ_SECONDS if reads else WRITE_SECONDS
         deadline, answer = Deadline(seconds), _Answer(self, scope, receive, send)
@@ -195,7 +197,7 @@ class Guard:
                 await work
             elif not work.done() and not gone.done():
                 await answer.refuse(504, _too_late(seconds, reads))
-        except asyncio.CancelledError:  # the server has been stopped, and this took too long
+        except asyncio.CancelledError:  # the server was stopped, and its time to finish is over
             await answer.refuse(503, "the server is being stopped")
         finally:
             deadline.call_off()
@@ -206,14 +208,14 @@ class Guard:
             self.bytes_under_way -= answer.bytes
 
     async def _work(self, scope: Scope, receive: Receive, answer: _Answer, deadline: Deadline | None) -> None:
-        """Let the application answer; a bug goes to the log, not the client."""
+        """Let the application answer; a bug goes to the log, not to the client."""
         try:
             with deadline.around() if deadline else nullcontext():
                 await self.app(scope, receive, answer.send)
         except DeadlineError:
             await answer.refuse(504, _too_late(READ_SECONDS, True))
         except MemoryError:
-            await answer.refuse(503, "there is no memory for this answer now; ask for less, or try again")
+            await answer.refuse(503, "not enough memory for this answer now; ask for less, or try again")
         except Exception:
             logger.exception("a bug in hce; please report it")
             if answer.has_begun:
@@ -222,7 +224,7 @@ class Guard:
 
 
 class _Answer:
-    """An answer as far as it has been sent, and how many of the bytes under way are its own."""
+    """The state of one answer: what was sent, and its share of the guard's bytes."""
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         self._guard, self._scope, self._receive, self._send = guard, scope, receive, send
@@ -230,7 +232,7 @@ class _Answer:
         self.bytes = 0
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer, with the missing ones of `HEADERS`."""
+        """Send a part of the answer, and add the headers of `HEADERS` that it lacks."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             size, others = int(headers.get("content-length", 0)), self._guard.bytes_under_way
@@ -245,15 +247,15 @@ class _Answer:
         self.is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def refuse(self, status: int, error: str) -> None:
-        """Refuse the request, if nothing of an answer has been sent yet."""
+        """Refuse the request, unless part of an answer was sent already."""
         if not self.has_begun:
             await Refusal(status, error).response()(self._scope, self._receive, self.send)
 
 
 def _too_late(seconds: float, is_reading: bool) -> str:
     if is_reading:
-        return f"the answer took longer than {seconds:.0f} s and was given up; ask for fewer documents"
-    return f"the write took longer than {seconds:.0f} s and may still be carried out; look before a second"
+        return f"the answer took longer than {seconds:.0f} s and was canceled; ask for fewer documents"
+    return f"the write took longer than {seconds:.0f} s and may still be carried out; check before you repeat it"
 
 
 async def _gone(receive: Receive) -> None:
@@ -263,7 +265,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _body(headers: dict[str, str], receive: Receive) -> bytes | None:
-    """Read a request's body; None where the client left before its end."""
+    """Read a request's body; None if the client left before its end."""
     announced = headers.get("content-length", "0")
     is_too_large = announced.isdigit() and int(announced[:20]) > BODY_BYTES
     body = bytearray()
@@ -283,7 +285,7 @@ async def _body(headers: dict[str, str], receive: Receive) -> bytes | None:
 
 
 def _replayed(body: bytes, gone: asyncio.Future[None]) -> Receive:
-    """Give the application the body, then nothing until the client leaves."""
+    """Return a `receive` that yields the body, then waits until the client leaves."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

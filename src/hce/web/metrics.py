@@ -1,4 +1,4 @@
-"""/metrics: requests, their times and the state of the index, in the text form of Prometheus."""
+"""/metrics: requests, their times and the state of the index, in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ with needs_extra("web", "hce serve without --no-metrics"):
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 VERDICTS = ("ok", "re-cluster", "retrain", "unknown")
-DRIFT_SECONDS = 600.0  # at least, between two measurements for a monitor
+DRIFT_SECONDS = 600.0  # least time between two measurements for a monitor
 GONE = "499"  # as in nginx: the client left before there was an answer
-NO_ROUTE = "none"  # of a path that does not exist, or a request that the guard refused
+NO_ROUTE = "none"  # the route of an unknown path, or of a request that the guard refused
 
 
 class Metrics:
-    """The numbers of one server, collected for each request to /metrics."""
+    """The metrics of one server; the state of the index is read at each request to /metrics."""
 
     def __init__(self, site: ServedIndex) -> None:
         self._site = site
         self._registry = CollectorRegistry()
-        self.requests = Counter("hce_requests", "Answers.", ["route", "code"], registry=self._registry)
+        self.requests = Counter("hce_requests", "Number of answers.", ["route", "code"], registry=self._registry)
         self.seconds = Histogram("hce_request_seconds", "Seconds to answer.", ["route"], registry=self._registry)
         self._registry.register(self)
 
     def text(self) -> bytes:
-        """Return all of it as Prometheus reads it."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the state of the index; a store that cannot be read shows as down."""
+        """Yield the state of the index; `hce_up` is 0 if the store cannot be read."""
         try:
             found = [*self._of_index()]
         except HceError:
             found = []
         yield GaugeMetricFamily("hce_up", "1 if the store can be read.", value=float(bool(found)))
         yield from found
-        verdict = GaugeMetricFamily("hce_drift", "1 for the last verdict on the drift.", labels=["verdict"])
+        verdict = GaugeMetricFamily("hce_drift", "1 for the last drift verdict.", labels=["verdict"])
         last = self._site.drift.now(DRIFT_SECONDS).verdict if found else "unknown"
         for each in VERDICTS:
             verdict.add_metric([each], float(each == last))
@@ -56,7 +56,7 @@ class Metrics:
         with self._site.index.state.reading() as reader:
             documents, pending, saved = reader.moment().documents, part.pending(reader), part.facts(reader)
         yield GaugeMetricFamily("hce_documents", "Documents in the index.", documents)
-        yield GaugeMetricFamily("hce_pending_changes", "Changes that are not in the engine's snapshot.", pending)
+        yield GaugeMetricFamily("hce_pending_changes", "Changes since the engine's last snapshot.", pending)
         if "written" in saved:
             age = time.time() - saved["written"]
             yield GaugeMetricFamily("hce_snapshot_age_seconds", "Seconds since the engine's last snapshot.", age)
@@ -69,7 +69,7 @@ class Metered:
         self.app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer."""
+        """Let the application answer, and record the request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -84,15 +84,15 @@ class Metered:
         try:
             await self.app(scope, receive, noted)
         finally:
-            # The template of the route, never the path: a monitor keeps each label for good.
+            # Use the route's template, never the path: a monitor keeps every label forever.
             found: Any = scope.get("route")
-            route = getattr(found, "path", "") or scope.get("root_path") or NO_ROUTE  # root_path: of mounted files
+            route = getattr(found, "path", "") or scope.get("root_path") or NO_ROUTE  # mounted files have a root_path
             self._metrics.requests.labels(route, code).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - start)
 
 
 def add_metrics(app: FastAPI, site: ServedIndex) -> None:
-    """Count requests, outside all other middleware, and answer at /metrics."""
+    """Count requests in the outermost middleware, and serve /metrics."""
     metrics = Metrics(site)
     app.add_middleware(Metered, metrics=metrics)
 
