@@ -365,7 +365,7 @@ def test_ctrl_c_while_the_engine_is_built_leaves_the_index(run, corpus_file, mod
     monkeypatch.setattr("hce.index.derived.new_engine", interrupted)
     stopped = run("index", corpus_file, "-m", model, "-o", tmp_path / "new")
     assert (stopped.code, stopped.out) == (130, "")
-    assert stopped.err.endswith(f"stopped; {tmp_path / 'new'} is complete; the first search builds its engine\n")
+    assert stopped.err.endswith(f"stopped; {tmp_path / 'new'} is complete; the next search builds its engine\n")
     monkeypatch.undo()
     assert run("search", tmp_path / "new", "star red w3", "-k", "2").code == 0
     assert json.loads(run("status", tmp_path / "new", "--json").out)["documents"] == 240

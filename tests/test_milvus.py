@@ -316,7 +316,7 @@ def test_an_index_moves_there_and_back(tmp_path, documents, module_static_encode
             assert shown(reader.search(QUERIES[0], 20)) == before["hybrid"]
             index.rebuild("codes")
             assert shown(index.search(QUERIES[0], 20)) == before["hybrid"] and not (index.path / POINTER_FILE).exists()
-            with pytest.raises(FormatError, match="no collection of hce is there"):
+            with pytest.raises(FormatError, match="there is no collection of hce"):
                 reader.search(QUERIES[0])
 
 
@@ -441,10 +441,10 @@ def test_a_life(tmp_path, documents, module_static_encoder, server, monkeypatch,
     server.kill()
     monkeypatch.setattr(milvus, "PATIENCE", 1.0)
     assert index.add([Document("while-away", "cell green w1")]) == 1  # which is kept
-    assert "all is kept in" in caplog.text and index.status().pending == 1
+    assert "the write is safe in" in caplog.text and index.status().pending == 1
     for each in (index, readers[0]):
         asked = time.monotonic()
-        with pytest.raises(AwayError, match=r"life: Milvus does not do what it is asked for \(.*\); check the address"):
+        with pytest.raises(AwayError, match=r"life: the request to Milvus failed \(.*\); check the address"):
             each.search("cell")
         assert time.monotonic() - asked < 10  # and not once for each that asks
     monkeypatch.setattr(milvus, "PATIENCE", 60.0)
@@ -464,7 +464,7 @@ def test_a_life(tmp_path, documents, module_static_encoder, server, monkeypatch,
 
 def test_a_second_writer_is_refused(tmp_path, documents, module_static_encoder, embedded):
     with index_at(tmp_path / "first", documents[:5], module_static_encoder, embedded, "one") as first:
-        with pytest.raises(InputError, match=r"a collection of another index is there; choose another name behind #"):
+        with pytest.raises(InputError, match=r"another index has its collection there; choose another name after #"):
             index_at(tmp_path / "second", documents[:5], module_static_encoder, embedded, "one")
         assert not (tmp_path / "second").exists()
         shutil.copytree(tmp_path / "first", tmp_path / "copy")
@@ -479,7 +479,7 @@ def test_who_writes_elsewhere_only_reads_here(tmp_path, documents, module_static
     index_at(tmp_path / "index", documents[:5], module_static_encoder, embedded, "read").close()
     with Index.open(f"{embedded}#read") as reader:
         for call in (lambda: reader.add([Document("x", "y")]), lambda: reader.remove(["x"]), reader.rebuild):
-            with pytest.raises(InputError, match=r"#read is only read from here; write to the folder of the index"):
+            with pytest.raises(InputError, match=r"#read is read-only here; write to the folder of the index"):
                 call()
         assert "read from Milvus" in repr(reader)
         with TestClient(create_app(reader, rules_for("127.0.0.1", None, False)), base_url="http://127.0.0.1") as page:
@@ -492,9 +492,9 @@ def test_wrong_addresses_change_nothing(tmp_path, documents, module_static_encod
     with Index.create(tmp_path / "index", documents[:5], module_static_encoder) as index:
         manifest = (index.path / "manifest.json").read_bytes()
         for at, error, message in (
-            (nobody, AwayError, f"{nobody}: Milvus does not do what it is asked for"),
-            ("ftp://elsewhere", InputError, "ftp://elsewhere: no address of Milvus"),
-            (f"{nobody}#a b", InputError, "behind # stands the name of a collection"),
+            (nobody, AwayError, f"{nobody}: the request to Milvus failed"),
+            ("ftp://elsewhere", InputError, "ftp://elsewhere: not an address of Milvus"),
+            (f"{nobody}#a b", InputError, "after # give the name of a collection"),
             (str(tmp_path / "no folder" / "x.db"), InputError, "there is no folder"),
             (None, InputError, "where is it"),
         ):
@@ -529,7 +529,7 @@ def test_a_file_is_open_in_one_process_at_a_time(tmp_path, documents, module_sta
 def test_collections_of_others_are_refused(tmp_path, documents, module_static_encoder, static_encoder, embedded):
     server = Milvus(Address.parse(f"{embedded}#theirs"))
     server.create("theirs", 8)
-    with pytest.raises(InputError, match="the collection 'theirs' is not of hce; choose another name"):
+    with pytest.raises(InputError, match="the collection 'theirs' is not hce's; choose another name"):
         Index.open(f"{embedded}#theirs")
     with index_at(tmp_path / "index", documents[:5], module_static_encoder, embedded, "ours") as index:
         static_encoder.model[0].embedding.weight.data.add_(0.5)
@@ -552,7 +552,7 @@ def test_collections_of_others_are_refused(tmp_path, documents, module_static_en
         collection.delete(milvus.DOCUMENTS, [2])  # behind our back
         with Index.open(f"{embedded}#ours") as reader, pytest.raises(HceError, match="lacks documents"):
             reader.search("star", 5, mode="dense")
-        with pytest.raises(FormatError, match=r"lacks documents; 'hce rebuild .*' fills another one"):
+        with pytest.raises(FormatError, match=r"lacks documents; 'hce rebuild .*' fills a new one"):
             index.search("star", 5, mode="dense")
         index.rebuild()
         assert len(index.search("star", 5, mode="dense")) == 5

@@ -134,7 +134,7 @@ def test_gains_and_losses_differ_in_sign_and_colour(model):
         ("same", "1", "100.0", "0.0", "same: +0.0000"),
         ("loss", "2", "100.0", "48.0", "down: -0.2500"),
     ]
-    assert "1 queries gain, 1 lose, 1 stay as they are" in bars
+    assert "1 queries gain, 1 lose, 1 do not change" in bars
     queries = [DevQuery("k", "up", 0.5, 0.9), DevQuery("k", "down", 0.5, 0.25)]
     page = report(replace(model, queries=queries, facts=replace(model.facts, before={"k": 0.6}, after={"k": 0.5})))
     assert '<td class="gain">+0.40</td>' in page

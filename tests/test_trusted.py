@@ -42,7 +42,7 @@ def index(tmp_path, planted_corpus, module_static_encoder, listening):
 
 @pytest.mark.parametrize("work", [lambda index: index.search("star"), lambda index: index.rebuild()])
 def test_an_address_that_nobody_has_named_is_not_contacted(index, listening, work):
-    with Index.open(index) as opened, pytest.raises(InputError, match="which you have never named here; nothing was"):
+    with Index.open(index) as opened, pytest.raises(InputError, match="which you have never named; nothing was"):
         work(opened)
     with pytest.raises(BlockingIOError):
         listening.accept()
@@ -54,7 +54,7 @@ def test_what_is_added_stays_here(index, listening, planted_corpus, caplog):
     with Index.open(index) as opened:
         assert opened.add(planted_corpus[20:21]) == 1
         assert len(opened) == 21
-    assert "never named here; nothing was sent there" in caplog.text
+    assert "never named; nothing was sent there" in caplog.text
     with pytest.raises(BlockingIOError):
         listening.accept()
 

@@ -96,7 +96,7 @@ def index(
     with Index.open(output) as made, common.interruptible(f"{output} is complete; the next search builds its engine"):
         build_parts(made.state)
         found = made.status()
-    there = f"{found.documents:,} documents are in {output}; search them with: hce search {output} 'some text'"
+    there = f"{found.documents:,} documents are in {output}; hce search {output} 'some text' searches them"
     common.answer(f"search: {found.search}\n{there}", found.as_dict(), as_json)
 
 

@@ -1,1 +1,1 @@
-"""An index in a collection of Milvus: an engine, the mirror that writes it, and replicas that read it."""
+"""An index in a Milvus collection: the engine, the mirror that writes it, and replicas that read it."""

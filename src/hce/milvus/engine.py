@@ -1,11 +1,11 @@
-"""Vectors and contents by number in a collection of Milvus, on other machines or in a file of this one.
+"""Rows of vectors and texts in a Milvus collection, and an engine that searches them.
 
-Only the address differs between a server (`http://HOST:19530`) and the embedded engine (a path that ends in `.db`). The
-collection's name follows after `#`, by default `hce`. That name is an alias: a collection is filled under a name of its
-own, and readers see it when the alias is set to it.
+Milvus is a server (`http://HOST:19530`) or the embedded engine (a path that ends in `.db`); only the address differs.
+The collection's name follows after `#`, by default `hce`. That name is an alias. A collection is filled under another
+name, and readers see it once the alias points to it.
 
-Every vector is compared with a query (Milvus's FLAT), so a search is exact, under filters too. Milvus leaves ties in
-any order, and a server's scores differ from the embedded engine's in the last digit: candidates are scored again here.
+Milvus compares a query with every vector (FLAT), so a search is exact, also with filters. But Milvus returns ties in
+any order, and scores of a server and of the embedded engine differ in the last digit. So candidates are scored again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from hce.progress import check_deadline
 from hce.search.exact import SLACK, Found, k_best, search_exactly
 
 NAME = "hce"
-PATIENCE = 15.0  # seconds that a server may be away before that is an error; `hce serve` answers within 30
-MOST_FOUND = 16_384  # that Milvus finds or returns at once
-REQUEST_BYTES = 16 << 20  # Milvus takes 64 MB; half of that and more is left for its own wrapping
+PATIENCE = 15.0  # seconds to wait for a server that is away; `hce serve` answers within 30
+MOST_FOUND = 16_384  # Milvus's limit of rows in an answer
+REQUEST_BYTES = 16 << 20  # Milvus accepts 64 MB; the rest is left for its encoding
 MOST_ROWS = 2000  # in one request
-PIECE = 60_000  # bytes of a text in one row; Milvus takes 65,535
+PIECE = 60_000  # bytes of a text in one row; Milvus accepts 65,535
 FEWEST, MOST_DIMENSIONS = 2, 32_768
 PLACE = ("number", "document", "part")  # fields of a row
 FIELDS = (*PLACE, "content")
-TOO_LARGE = re.compile("larger than|exceed|RESOURCE_EXHAUSTED")  # what a server says of a request or of its answer
+TOO_LARGE = re.compile("larger than|exceed|RESOURCE_EXHAUSTED")  # in errors about a request or an answer
 NOT_LOADED = re.compile("released|not ?loaded", re.IGNORECASE)
 GONE = re.compile("collection not found|can't find collection", re.IGNORECASE)
 
@@ -43,18 +43,18 @@ Result = TypeVar("Result")
 
 
 class GoneOnError(HceError):
-    """The collection is of a later moment than the one that is searched."""
+    """The collection has changed since the moment that is searched."""
 
 
 class Address(NamedTuple):
-    """Where a collection is: `http://HOST:PORT`, or the path of a file that ends in `.db`; and its name."""
+    """The address of a collection: `http://HOST:PORT` or the path of a `.db` file, and a name."""
 
     uri: str
     name: str
 
     @classmethod
     def parse(cls, text: str | Path) -> Address:
-        """Read an address as users write it; InputError if it is none.
+        """Parse an address as users write it; InputError if it is invalid.
 
         >>> Address.parse("http://search.example.org:19530#papers")
         Address(uri='http://search.example.org:19530', name='papers')
@@ -62,35 +62,38 @@ class Address(NamedTuple):
         place, _, name = str(text).partition("#")
         name = name or NAME
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,99}", name):
-            raise InputError(f"{text}: behind # stands the name of a collection: letters, digits and _, as in #papers")
-        if found := re.fullmatch(r"(https?):/+([^/\s]+(?:/\S*)?)", place):  # a path has lost one of two slashes
+            raise InputError(f"{text}: after # give the name of a collection: letters, digits and _, as in #papers")
+        if found := re.fullmatch(r"(https?):/+([^/\s]+(?:/\S*)?)", place):  # `Path` reduces // to /
             return cls(f"{found[1]}://{found[2]}", name)
         if place.endswith(".db") and "://" not in place:
             return cls(str(Path(place).absolute()), name)
-        raise InputError(f"{text}: no address of Milvus; give http://HOST:PORT, or the path of a file ending in .db")
+        raise InputError(f"{text}: not an address of Milvus; give http://HOST:PORT, or a file ending in .db")
 
     def __str__(self) -> str:
         return self.uri if self.name == NAME else f"{self.uri}#{self.name}"
 
 
 def is_address(text: str | Path) -> bool:
-    """Return whether what is given as an index is the address of a collection."""
+    """Return whether the name of an index is the address of a collection."""
     place = str(text).partition("#")[0]
     return bool(re.match(r"https?:/", place)) or (place.endswith(".db") and not Path(place, "manifest.json").exists())
 
 
 class MilvusRow(NamedTuple):
-    """What a partition keeps under a number."""
+    """A row of a partition."""
 
     number: int
     document: int  # the number of its document
-    part: int  # how many pieces a content has, or which of them this is
+    part: int  # the number of pieces of a content, or the number of this piece
     content: str  # a text of at most `PIECE` bytes
-    vector: np.ndarray | None = None  # of shape (n,); None if the row is not found by meaning
+    vector: np.ndarray | None = None  # of shape (n,); None for rows that no search should find
 
 
 class Partition(NamedTuple):
-    """A part of a collection with its own range of keys, since Milvus does not separate the keys of partitions."""
+    """A part of a collection, with its own range of keys.
+
+    Milvus's partitions share one space of keys, so each partition here adds a base.
+    """
 
     name: str
     base: int
@@ -102,7 +105,7 @@ class Partition(NamedTuple):
 
 
 DOCUMENTS = Partition("documents", 0)
-PIECES = Partition("pieces", 1 << 60)  # of documents whose content does not fit into one row
+PIECES = Partition("pieces", 1 << 60)  # the rest of contents that do not fit into one row
 PASSAGES = Partition("passages", 1 << 61)
 FILES = Partition("files", 1 << 62)
 LOG = Partition("log", 0, -1)
@@ -112,7 +115,7 @@ LOG = Partition("log", 0, -1)
 
 
 class Milvus:
-    """Milvus at an address, asked with bounded patience."""
+    """A connection to Milvus, which waits up to `PATIENCE` seconds for a server."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -126,9 +129,9 @@ class Milvus:
         self._client = None
 
     def ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
-        """Call `what` with the client, and wait a while for a server that is away.
+        """Call `what` with the client; retry while the server is away, up to `PATIENCE`.
 
-        Unless it may be done `again`, it is tried once: a server that did it can go away before it says so.
+        With `again=False` it is tried once: a server may do the work and then fail before it answers.
         """
         end, pause = time.monotonic() + PATIENCE, 0.1
         while True:
@@ -137,7 +140,7 @@ class Milvus:
                 return what(self._connected())
             except HceError:
                 raise
-            except Exception as error:  # pymilvus, grpc and the embedded engine have no base in common
+            except Exception as error:  # pymilvus, grpc and the embedded engine share no base class
                 reason = _reason(error)
                 if GONE.search(str(error)):
                     raise GoneOnError(f"{self.address}: the collection is gone ({reason})") from error
@@ -145,14 +148,12 @@ class Milvus:
                     advice = "check the address, and that it is running"
                     if self.address.uri.endswith(".db"):
                         advice = "only one process at a time can have the file open: end the other, or use a server"
-                    raise AwayError(
-                        f"{self.address}: Milvus does not do what it is asked for ({reason}); {advice}"
-                    ) from error
+                    raise AwayError(f"{self.address}: the request to Milvus failed ({reason}); {advice}") from error
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
     def call(self, method: str, name: str, *args: Any, again: bool = True, **options: Any) -> Any:
-        """Call a method about a collection, which a restarted server loads first."""
+        """Call a method on a collection; load the collection if the server restarted."""
         options = {"timeout": PATIENCE, **options}
 
         def act(client: Any) -> Any:
@@ -172,19 +173,19 @@ class Milvus:
         return self._client
 
     def current(self) -> str | None:
-        """Return the collection that the name stands for, if any."""
+        """Return the collection that the alias points to, if any."""
         name = self.address.name
         if not self.call("has_collection", name):
             return None
         found = str(self.call("describe_collection", name)["collection_name"])
         if found == name:
-            raise InputError(f"{self.address}: the collection {name!r} is not of hce; choose another name behind #")
+            raise InputError(f"{self.address}: the collection {name!r} is not hce's; choose another name after #")
         return found
 
     def now(self) -> int:
-        """Return the present moment of Milvus's own clock; 0 if it has none.
+        """Return the current timestamp of Milvus; 0 if it has none.
 
-        No public name of pymilvus asks for it. A version without this private one is read like one without a clock.
+        pymilvus has no public function for it. A version without this private one is treated as if it had no clock.
         """
         try:
             return int(self.ask(lambda client: client._get_connection().alloc_timestamp(timeout=PATIENCE)))
@@ -192,13 +193,13 @@ class Milvus:
             return 0
 
     def create(self, collection: str, dim: int) -> None:
-        """Make an empty collection for vectors of a length, and drop one that was begun."""
+        """Make an empty collection for vectors of `dim`; drop an unfinished one first."""
         if not FEWEST <= dim <= MOST_DIMENSIONS:
             raise InputError(f"{self.address}: Milvus keeps vectors of {FEWEST} to {MOST_DIMENSIONS:,} dimensions")
         self.ask(lambda client: _create(client, collection, dim))
 
     def publish(self, collection: str) -> None:
-        """Make the name stand for a collection, and drop the one that it stood for."""
+        """Point the alias to a collection, and drop the one it pointed to before."""
         name, before = self.address.name, self.current()
         if before is None:
             self.call("create_alias", collection, name)
@@ -207,7 +208,7 @@ class Milvus:
             self.call("drop_collection", before)
 
     def withdraw(self) -> None:
-        """Drop the collection that the name stands for, and the name."""
+        """Drop the alias and its collection."""
         before = self.current()
         if before is not None:
             self.call("drop_alias", self.address.name)
@@ -215,11 +216,11 @@ class Milvus:
 
 
 def _client(address: Address) -> Any:
-    """Connect; the password, if there is one, is in the environment and in no file."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors say what goes wrong
+    """Connect; a password comes from the environment, never from a file."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are raised too
     with needs_extra("milvus", str(address)):
         import pymilvus
-    for name in ("pymilvus", "milvus_lite", "grpc._server"):  # they log each error that they also raise
+    for name in ("pymilvus", "milvus_lite", "grpc._server"):  # these log every error that they also raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if address.uri.endswith(".db") and not Path(address.uri).parent.is_dir():
         raise InputError(f"{address}: there is no folder {Path(address.uri).parent}; make it first")
@@ -229,7 +230,7 @@ def _client(address: Address) -> Any:
 def _create(client: Any, collection: str, dim: int) -> None:
     from pymilvus import DataType
 
-    if client.has_collection(collection, timeout=PATIENCE):  # of an attempt that was cut off
+    if client.has_collection(collection, timeout=PATIENCE):  # from an interrupted attempt
         client.drop_collection(collection, timeout=PATIENCE)
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
     for name in PLACE:
@@ -246,7 +247,7 @@ def _create(client: Any, collection: str, dim: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what pymilvus or grpc says, without details for programmers."""
+    """Return the message of pymilvus or grpc, without its technical details."""
     details = getattr(error, "details", None)
     text = str(details()) if callable(details) else str(getattr(error, "message", "") or error)
     return one_line(ValueError(re.sub(r"\[\w+\] Retry [^,]*, ?|message=|<|>", "", text)))
@@ -262,17 +263,17 @@ class Collection:
     server: Milvus
     name: str
     dim: int
-    since: int = 0  # reads see all that was written before this moment of Milvus's clock; 0: all, which takes longer
+    since: int = 0  # reads see all writes before this timestamp of Milvus; 0: all writes so far, which takes longer
 
     def _read(self, method: str, partition: Partition, **options: Any) -> Any:
-        """Read all up to `since`; a strong read takes 0.2 to 0.4 s longer."""
+        """Read with all writes up to `since`; without it, a strong read takes 0.2 to 0.4 s longer."""
         options["consistency_level"] = "Customized" if self.since else "Strong"
         if self.since:
             options["guarantee_timestamp"] = self.since
         return self.server.call(method, self.name, partition_names=[partition.name], **options)
 
     def put(self, partition: Partition, rows: Iterable[MilvusRow], *, again: bool = False) -> None:
-        """Write rows; after an error some may be there: then write them `again`."""
+        """Insert rows; with `again`, or after an error, upsert: some may exist already."""
         place: dict[str, Any] = {"partition_name": partition.name, "timeout": 3 * PATIENCE}
         nothing = np.zeros(self.dim, np.float32)
         for batch in _batches(rows, 4 * self.dim):
@@ -291,11 +292,11 @@ class Collection:
                     self.server.call("insert", self.name, data, again=False, **place)
                     continue
                 except AwayError:
-                    again = True  # some of them may have been written before it went away
+                    again = True  # the server may have written some of them before it failed
             self.server.call("upsert", self.name, data, **place)
 
     def delete(self, partition: Partition, numbers: Iterable[int]) -> None:
-        """Delete rows; numbers that are not there are skipped."""
+        """Delete rows; unknown numbers are skipped."""
         keys = [partition.key(int(number)) for number in numbers]
         for start in range(0, len(keys), MOST_FOUND):
             condition = f"number in {keys[start : start + MOST_FOUND]}"
@@ -304,7 +305,7 @@ class Collection:
     def rows_between(
         self, partition: Partition, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
     ) -> Iterator[MilvusRow]:
-        """Read the rows, or those of documents, with numbers from `first` to `last`."""
+        """Read rows with numbers from `first` to `last`, or rows of documents with these."""
 
         def condition(start: int, stop: int) -> str:
             if of_documents:
@@ -317,7 +318,7 @@ class Collection:
     def rows_of(
         self, partition: Partition, documents: Sequence[int], fields: Sequence[str] = FIELDS
     ) -> list[MilvusRow]:
-        """Read the rows that belong to some documents, in order of their numbers."""
+        """Read the rows of some documents, in order of the rows' numbers."""
 
         def condition(start: int, stop: int) -> str:
             return f"document in {[int(number) for number in documents[start : stop + 1]]}"
@@ -331,7 +332,7 @@ class Collection:
         return [found[number] for number in sorted(found)]
 
     def vectors(self, partition: Partition, numbers: np.ndarray) -> np.ndarray:
-        """Return vectors, of shape (m, n), float32; GoneOnError if one is gone."""
+        """Return vectors, of shape (m, n), float32; GoneOnError if one was deleted."""
         wanted = np.unique(numbers).tolist()
         at_once = max(1, min(MOST_FOUND, REQUEST_BYTES // (4 * self.dim)))
         found: dict[int, MilvusRow] = {}
@@ -339,12 +340,12 @@ class Collection:
             keys = [partition.key(number) for number in wanted[start : start + at_once]]
             found |= self._query(partition, f"number in {keys}", fields=(*PLACE, "vector"))
         if len(found) < len(wanted):
-            raise GoneOnError(f"{self.server.address}: a document is gone")
+            raise GoneOnError(f"{self.server.address}: a document was deleted")
         rows = [found[number].vector for number in numbers.tolist()]
         return np.array(rows, np.float32).reshape(len(rows), self.dim)
 
     def nearest(self, partition: Partition, queries: np.ndarray, count: int, condition: str) -> Found:
-        """Find the `count` nearest under a condition; GoneOnError if too few."""
+        """Find the `count` nearest that match a condition; GoneOnError if fewer exist."""
         with_vectors = 4 * self.dim * count <= REQUEST_BYTES
         at_once = max(1, REQUEST_BYTES // (4 * self.dim * count)) if with_vectors else 1
         numbers = np.empty((len(queries), count), np.int64)
@@ -361,8 +362,8 @@ class Collection:
             )
             for row, of_one in enumerate(hits, start):
                 if len(of_one) < count:
-                    raise GoneOnError(f"{self.server.address}: {len(of_one)} of {count} documents are there")
-                keys = [int(hit["number"] if "number" in hit else hit["id"]) for hit in of_one]  # older servers: id
+                    raise GoneOnError(f"{self.server.address}: only {len(of_one)} of {count} documents were found")
+                keys = [int(hit["number"] if "number" in hit else hit["id"]) for hit in of_one]  # older servers use id
                 numbers[row] = [partition.step * (key - partition.base) for key in keys]
                 if with_vectors:
                     vectors = np.array([hit["entity"]["vector"] for hit in of_one], np.float32)
@@ -374,7 +375,7 @@ class Collection:
     def _in_blocks(
         self, partition: Partition, first: int, last: int, fields: Sequence[str], condition: Callable[[int, int], str]
     ) -> Iterator[MilvusRow]:
-        """Read from `first` to `last` in blocks, smaller ones after too large an answer."""
+        """Read from `first` to `last` in blocks; use smaller ones if an answer is too large."""
         start, at_once = first, MOST_ROWS
         while start <= last:
             stop = min(start + at_once - 1, last)
@@ -402,7 +403,7 @@ class Collection:
 
 
 class _Text(str):
-    """A text that pymilvus checks at once: other texts it goes through letter by letter, at a microsecond each."""
+    """A string that pymilvus checks in one step; it checks others letter by letter, 1 µs each."""
 
     __slots__ = ()
 
@@ -434,19 +435,19 @@ def _batches(rows: Iterable[MilvusRow], width: int) -> Iterator[list[MilvusRow]]
 
 @dataclass(eq=False)
 class MilvusEngine:
-    """The vectors of one partition at one moment, searched as any engine is."""
+    """An engine over the vectors of one partition at one moment."""
 
     collection: Collection
     partition: Partition
     count: int
-    last: int  # the last number at that moment; later ones are left out
-    are_there: Callable[[np.ndarray], np.ndarray]  # at that moment: a removed one may not be deleted yet
+    last: int  # the last number at that moment; later ones are ignored
+    are_there: Callable[[np.ndarray], np.ndarray]  # which numbers exist at that moment; Milvus deletes later
 
     def __len__(self) -> int:
         return self.count
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors of the largest inner product; GoneOnError if one is gone."""
+        """Find the k vectors with the largest inner product; GoneOnError if one was deleted."""
         queries = np.ascontiguousarray(queries, np.float32)
         if allowed is None:
             return search_exactly(self._best, self.count, queries, k, SLACK)
@@ -455,11 +456,11 @@ class MilvusEngine:
         )
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return inner products with some vectors; GoneOnError if one is gone."""
+        """Return inner products with some vectors; GoneOnError if one was deleted."""
         return scores_with(self.collection.vectors(self.partition, numbers), query)
 
     def _best(self, queries: np.ndarray, count: int) -> Found:
-        """Find the best of all; if there are too many at once, in ranges of numbers."""
+        """Find the best of all vectors; in blocks of numbers if Milvus returns too few."""
         condition, extra = f"number <= {self.partition.key(self.last)}", 0
         while count + extra <= MOST_FOUND:
             try:
@@ -467,7 +468,7 @@ class MilvusEngine:
             except GoneOnError:
                 if not extra:
                     raise
-                extra = 0  # what was to be left out is deleted by now
+                extra = 0  # Milvus has deleted the removed ones meanwhile
                 continue
             there = self.are_there(found.numbers)
             if (there.sum(axis=1) >= count).all():
@@ -478,7 +479,7 @@ class MilvusEngine:
         return self._best_among(queries, count, everything[self.are_there(everything)])
 
     def _best_among(self, queries: np.ndarray, count: int, allowed: np.ndarray) -> Found:
-        """Find the best of some numbers: in blocks, or further down among all."""
+        """Find the best of `allowed`: deep in the ranking of all, or in blocks of numbers."""
         if len(allowed) > MOST_FOUND:
             wider = int(2 * count * self.count / len(allowed)) + MOST_ROWS
             if wider <= min(MOST_FOUND, self.count):

@@ -1,17 +1,18 @@
-"""Mirror: the documents of an index in a collection of Milvus, where readers on any machine search them.
+"""Mirror: copies an index to a Milvus collection, where readers on any machine search it.
 
-`hce.index.derived.home_of` returns this module: `Mirror`, `is_address`, `open_replica`, `trust`, `claim_place` and
-`withdraw` are what an index asks for.
+`hce.index.derived.home_of` returns this module. An index uses its `Mirror`, `is_address`, `open_replica`, `trust`,
+`claim_place` and `withdraw`.
 
-The store stays the truth, and is the log of what the collection still lacks: an interrupted transfer goes on from
-there. A small file, the pointer, names the collection and how far it got. Only the folder that began a collection
-writes to it; a copy of the folder is refused. New documents are sent first. Then one entry of the collection's log says
-what is there from now on and what is not, and then the removed ones are deleted. So a reader that follows the log sees
-one moment after the other.
+The store in the folder stays the truth. A small file, the pointer, names the collection and the last change sent to it,
+so an interrupted transfer continues from there. Only the folder that began a collection writes to it; a copy of the
+folder is refused.
 
-A document is a row with its vector, and further rows if its text is longer than a row. A passage is a row with its
-vector and its place; a file of the encoder is rows of text. The first rows of the log say what the collection is made
-of.
+A transfer has three steps. New documents are sent first. Then one entry in the collection's log names the new moment
+and the removed documents. Then these are deleted. So a reader that follows the log sees one consistent moment after
+another.
+
+A document is a row with its vector, and more rows if its text does not fit into one. A passage is a row with its vector
+and its extent. A file of the encoder is rows of text. The first rows of the log hold the manifest.
 
 An index from a stranger may name any address. Only addresses that this user has named are contacted.
 """
@@ -69,31 +70,31 @@ logger = logging.getLogger(__name__)
 
 POINTER_FILE = "milvus.json"
 DOCUMENTS_AT_ONCE = 2000
-MANY = 10_000  # documents that take long enough to show how far they are
+MANY = 10_000  # documents; fewer are sent without a progress bar
 
 FORMAT = 1  # of a collection
-FACTS = 1  # the number of the row of the log that says what the collection is made of
+FACTS = 1  # number of the log's first row with the manifest
 ENTRY_BITS = 20  # a change of the store may have 2**20 parts in the log
-REMOVED_AT_ONCE = 3000  # numbers in one part, which is no longer than a row may be
-FILE_PIECE = 45_000  # bytes of a file in one row, a third longer as text
+REMOVED_AT_ONCE = 3000  # numbers in one part, so that it fits into a row
+FILE_PIECE = 45_000  # bytes of a file in one row; base64 makes them a third longer
 
 Searched = TypeVar("Searched", Engine, PassageEngine)
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """Which collection an index writes to, and how far it got."""
+    """The collection that an index writes to, and the progress of writing."""
 
     address: str  # as the user gave it
     collection: str  # its own name, not the alias in the address
-    fingerprint: str  # of the encoder whose vectors the collection has
-    writer: str  # drawn at random; the collection names it too
-    store: int  # the inode of the index's store: a copy has another
-    change: int  # of the store, up to which the collection has it; while it is filled, at which that began
+    fingerprint: str  # of the encoder that made the collection's vectors
+    writer: str  # a random id, also stored in the collection
+    store: int  # the inode of the index's store; a copy has a different one
+    change: int  # the last change of the store in the collection; during filling, the change at its start
     token: str  # of that change
-    last: int = 0  # the highest number of a document that was written
-    is_whole: bool = False  # whether readers can see the collection
-    is_busy: bool = False  # whether something was being written, and may be there in part
+    last: int = 0  # the highest document number written
+    is_whole: bool = False  # whether the collection is complete, so that readers can see it
+    is_busy: bool = False  # whether a write was begun and may have been interrupted
 
     @classmethod
     def read(cls, index_folder: Path) -> Pointer | None:
@@ -108,12 +109,12 @@ class Pointer:
 
     @classmethod
     def of(cls, index_folder: Path) -> Pointer | None:
-        """Read an index's own pointer; None for a copy, whose pointer is the original's."""
+        """Read an index's pointer; None for a copied folder, which has the original's."""
         pointer = cls.read(index_folder)
         return pointer if pointer is not None and pointer.store == _inode(index_folder) else None
 
     def write(self, index_folder: Path) -> Pointer:
-        """Put the pointer into an index's folder, atomically."""
+        """Write the pointer to an index's folder, atomically."""
         write_json(index_folder / POINTER_FILE, sealed(asdict(self)))
         return self
 
@@ -130,20 +131,20 @@ def _inode(index_folder: Path) -> int:
 
 
 class Mirror:
-    """The collection of an index, brought up to date with the store before it is searched."""
+    """The collection of an index; it is updated from the store before each search."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self.index_folder = store.path.parent
         self._lock = Lock()
         self._server: Milvus | None = None
-        self._known: tuple[Collection, int] | None = None  # and the change up to which it has all
+        self._known: tuple[Collection, int] | None = None  # with the last change that it has
         self.documents: _MirroredPart[Engine] = _MirroredPart(self, _document_engine)
         self.passages: _MirroredPart[PassageEngine] = _MirroredPart(self, _passage_engine)
         heed_forks(self)
 
     def after_fork(self) -> None:
-        """Replace lock and connection of the parent process after a fork."""
+        """Drop the parent process's lock and connection after a fork."""
         self._lock, self._server, self._known = Lock(), None, None
 
     def close(self) -> None:
@@ -152,7 +153,7 @@ class Mirror:
             self._server.close()
 
     def at(self, reader: Reader) -> Collection | None:
-        """Return the collection at the moment of `reader`; None if it has gone on."""
+        """Return the collection at the moment of `reader`; None if it is at a later one."""
         moment = reader.moment()
         with self._lock:
             if self._known is None or self._known[1] < moment.change:
@@ -163,15 +164,17 @@ class Mirror:
             return None if change > moment.change else collection
 
     def follow(self) -> None:
-        """Send all that was written; what fails now is sent before the next search."""
+        """Send all changes; if that fails, the next write or search sends them."""
         try:
             with self._lock:
                 self._known = self._catch_up()
         except (AwayError, UntrustedError) as error:
-            logger.warning("%s; all is kept in %s, and the next write or search sends it", error, self.index_folder)
+            logger.warning(
+                "%s; the write is safe in %s, and the next write or search sends it", error, self.index_folder
+            )
 
     def rebuild(self, reader: Reader) -> None:
-        """Fill a new collection, or go on with one; readers see it when complete."""
+        """Fill a new collection, or continue an unfinished one; readers see it when complete."""
         with self._lock:
             self._known = None
             self._known = self._push(reader, as_new=True)
@@ -185,14 +188,14 @@ class Mirror:
         return moment.last - known.last + len(reader.removed_since(known.change))
 
     def check_later(self, moment: Moment) -> None:
-        """Fail if a collection lacks documents and there is no later moment."""
+        """Fail if documents are missing although the store has not changed since `moment`."""
         with self.store.reading() as reader:
             if reader.moment().change == moment.change:
-                advice = f"'hce rebuild {self.index_folder}' fills another one"
+                advice = f"'hce rebuild {self.index_folder}' fills a new one"
                 raise FormatError(f"{self.index_folder}: its collection lacks documents; {advice}")
 
     def _look(self, reader: Reader) -> tuple[Collection, int] | None:
-        """Return the pointer's collection, if it is complete and of this encoder."""
+        """Return the pointer's collection and change, if it is complete and fits the encoder."""
         pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not pointer.fits(manifest):
             return None
@@ -200,7 +203,7 @@ class Mirror:
         return Collection(server, pointer.collection, manifest.dim, server.now()), pointer.change
 
     def _catch_up(self) -> tuple[Collection, int]:
-        with self.store.writing() as writer:  # nothing is written to it; it keeps others from writing
+        with self.store.writing() as writer:  # only as a lock: no other process may write meanwhile
             return self._push(writer)
 
     def _server_at(self, manifest: Manifest) -> Milvus:
@@ -210,7 +213,7 @@ class Mirror:
         return self._server
 
     def _push(self, reader: Reader, *, as_new: bool = False) -> tuple[Collection, int]:
-        """Bring the collection to the moment that `reader` sees, from its present one."""
+        """Update the collection to the moment that `reader` sees."""
         moment, manifest = reader.moment(), Manifest.read(self.index_folder, reader)
         server, pointer = self._server_at(manifest), Pointer.of(self.index_folder)
         if pointer is None:
@@ -223,7 +226,7 @@ class Mirror:
             return collection, moment.change
         again = pointer.is_busy
         pointer = replace(pointer, is_busy=True).write(self.index_folder)
-        if not pointer.is_whole and not pointer.last:  # before the first document; readers need these too
+        if not pointer.is_whole and not pointer.last:  # a new collection needs the encoder and the manifest first
             files, rows = file_rows(self.index_folder / manifest.encoder_folder)
             collection.put(FILES, rows, again=again)
             collection.put(LOG, facts_rows(manifest, files, pointer.writer), again=again)
@@ -247,7 +250,7 @@ class Mirror:
     def _known_moment(
         self, server: Milvus, manifest: Manifest, pointer: Pointer | None, reader: Reader
     ) -> Moment | None:
-        """Return the moment up to which the collection has all; None to begin another."""
+        """Return the last moment in the collection; None if another must be begun."""
         if pointer is None or not pointer.fits(manifest):
             return None
         name = pointer.collection
@@ -255,11 +258,11 @@ class Mirror:
         return reader.moment_at(pointer.change, pointer.token) if is_there else None
 
     def _begin(self, server: Milvus, manifest: Manifest, before: Pointer | None, moment: Moment) -> Pointer:
-        """Make an empty collection; readers see the one before until it is complete."""
+        """Make an empty collection; until it is complete, readers see the old one."""
         _check_owner(server, before)
         was_begun = before is not None and before.address == manifest.engine_at and not before.is_whole
         if before is not None and was_begun and server.call("has_collection", before.collection):
-            server.call("drop_collection", before.collection)  # which was begun for another encoder
+            server.call("drop_collection", before.collection)  # unfinished, and no longer fits
         pointer = Pointer(
             address=str(manifest.engine_at),
             collection=f"{server.address.name}_{secrets.token_hex(6)}",
@@ -273,7 +276,7 @@ class Mirror:
         return pointer
 
     def _put_documents(self, collection: Collection, reader: Reader, pointer: Pointer, again: bool) -> Pointer:
-        """Write the documents above the pointer's last, and move the pointer along."""
+        """Write the documents after the pointer's last, and update the pointer after each batch."""
         entries = reader.entries(pointer.last)
         left = reader.count_after(pointer.last)
         with progress_bar("sending to Milvus", left, "documents", show=left >= MANY) as advance:
@@ -308,7 +311,7 @@ def pieces_of(text: str) -> list[str]:
 
 
 def log_rows(moment: Moment, removed: list[int]) -> Iterator[MilvusRow]:
-    """Write an entry of the log as rows; the last one makes it count."""
+    """Yield an entry of the log as rows; the entry is valid only with its last row."""
     blocks = [removed[i : i + REMOVED_AT_ONCE] for i in range(0, len(removed), REMOVED_AT_ONCE)] or [[]]
     for part, some in enumerate(blocks, start=1):
         content = {"moment": moment._asdict() if part == len(blocks) else None, "removed": some}
@@ -316,14 +319,14 @@ def log_rows(moment: Moment, removed: list[int]) -> Iterator[MilvusRow]:
 
 
 def facts_rows(manifest: Manifest, files: dict[str, list[Any]], writer: str) -> Iterator[MilvusRow]:
-    """Write what a collection is made of as rows; only `writer` may change it."""
+    """Yield the manifest, the encoder's files and the writer's id as rows of the log."""
     content = {"format": FORMAT, "writer": writer, "files": files, "manifest": asdict(manifest)}
     pieces = pieces_of(json.dumps(content))
     return (MilvusRow(FACTS + i, 0, len(pieces), piece) for i, piece in enumerate(pieces))
 
 
 def read_content(collection: Collection) -> dict[str, Any]:
-    """Read what `facts_rows` wrote; nothing if that is not there."""
+    """Read the rows of `facts_rows`; {} if they are missing or damaged."""
     rows = list(collection.rows_between(LOG, FACTS, FACTS))
     if rows:
         rows += collection.rows_between(LOG, FACTS + 1, FACTS + rows[0].part - 1)
@@ -335,7 +338,7 @@ def read_content(collection: Collection) -> dict[str, Any]:
 
 
 def document_rows(entries: list[Entry]) -> tuple[list[MilvusRow], list[MilvusRow]]:
-    """Write documents as rows with vectors, and long contents as further rows."""
+    """Return documents as rows with vectors, and the rest of long contents as more rows."""
     rows, further = [], []
     for number, document, vector in entries:
         pieces = pieces_of(document.to_json())
@@ -345,7 +348,7 @@ def document_rows(entries: list[Entry]) -> tuple[list[MilvusRow], list[MilvusRow
 
 
 def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
-    """Write the passages of documents as rows with vectors and places."""
+    """Yield the passages of documents as rows with vectors and extents."""
     if not reader.has_passages():
         return
     passages = reader.passages_of(entry.number for entry in entries)
@@ -356,7 +359,7 @@ def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
 
 
 def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[MilvusRow]]:
-    """Return size, SHA-256, first and last row of each file, and the rows."""
+    """Return size, SHA-256, first and last row of each file by name, and the rows."""
     files: dict[str, list[Any]] = {}
     number = 1
     for name, found in check_tree(folder, folder.parent).items():
@@ -379,12 +382,12 @@ def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[MilvusRow]]:
 
 
 def _refuse_copy(index_folder: Path, manifest: Manifest) -> None:
-    """Refuse to write from a copied folder to the collection of the original."""
+    """Fail if a copied folder would write to the original's collection."""
     pointer = Pointer.read(index_folder)
     if pointer is not None and pointer.address == manifest.engine_at:
         raise InputError(
             f"{index_folder} is a copy of the index that writes to {pointer.address}; 'hce rebuild {index_folder} "
-            "--engine milvus --at' with another name behind # gives it its own"
+            "--engine milvus --at' with another name after # gives it its own collection"
         )
 
 
@@ -394,13 +397,13 @@ def _check_owner(server: Milvus, pointer: Pointer | None) -> None:
         return
     if pointer is None or read_content(Collection(server, current, 0)).get("writer") != pointer.writer:
         raise InputError(
-            f"{server.address}: a collection of another index is there; choose another name behind #, "
+            f"{server.address}: another index has its collection there; choose another name after #, "
             f"as in {server.address.uri}#papers"
         )
 
 
 def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:
-    """Fail if nobody answers at an address, or another index is there."""
+    """Fail if Milvus does not answer at an address, or another index uses it."""
     if named_by_user:
         trust(at)
     with closing(Milvus(require_trusted(at, index_folder))) as server:
@@ -408,21 +411,21 @@ def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:
 
 
 def withdraw(at: str, index_folder: Path) -> None:
-    """Drop the collection that an index had at an address before it moved elsewhere."""
+    """Drop an index's collection at an address that it no longer uses."""
     pointer = Pointer.of(index_folder)
-    if pointer is not None:  # a copy leaves the original's alone
+    if pointer is not None:  # None for a copy: the collection is the original's
         try:
             with closing(Milvus(require_trusted(at, index_folder))) as server:
                 _check_owner(server, pointer)
                 server.withdraw()
         except (AwayError, InputError) as error:
-            logger.warning("%s; it is left there", error)
+            logger.warning("%s; the old collection was not dropped", error)
     if pointer is None or pointer.address == at:
         delete_file(index_folder / POINTER_FILE)
 
 
 def open_replica(address: str | Path, encoder: Encoder | None) -> ReplicaIndex:
-    """Open an index that is read from a collection."""
+    """Open an index read from a collection."""
     from hce.milvus.replica import ReplicaIndex
 
     return ReplicaIndex(address, encoder)
@@ -431,11 +434,11 @@ def open_replica(address: str | Path, encoder: Encoder | None) -> ReplicaIndex:
 # ------------------------------------------------------------------------------------------------- trusted addresses
 
 
-_named_now: set[str] = set()  # by this process; the file may not be writable
+_named_now: set[str] = set()  # addresses named in this process, in case the file is not writable
 
 
 class UntrustedError(InputError):
-    """The user has never named the address that an index names."""
+    """The index names an address that the user has never named."""
 
 
 def trusted_file() -> Path:
@@ -453,15 +456,15 @@ def trust(at: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {"addresses": sorted({*known, address})})
         except (OSError, InputError) as error:
-            logger.warning("%s is trusted by this process only (%s); set HCE_CONFIG to a folder to keep it", at, error)
+            logger.warning("%s is trusted only now (%s); set HCE_CONFIG to a writable folder to remember it", at, error)
 
 
 def require_trusted(at: str, index_folder: Path) -> Address:
-    """Return the address that an index names, if this user has ever named it."""
+    """Parse the address in an index; fail if this user has never named it."""
     address = Address.parse(at)
     if str(address) not in _trusted() | _named_now:
         raise UntrustedError(
-            f"{index_folder} keeps its vectors at {address}, which you have never named here; nothing was sent there. "
+            f"{index_folder} keeps its vectors at {address}, which you have never named; nothing was sent there. "
             f"If you trust that address: hce status {index_folder} --trust-address"
         )
     return address
@@ -479,7 +482,7 @@ def _trusted() -> set[str]:
 
 
 class _MirroredPart(Part[Searched]):
-    """An engine of an index in a collection of Milvus, which is its own snapshot."""
+    """An engine over a collection; it needs no snapshot, because Milvus keeps the vectors."""
 
     def __init__(self, mirror: Mirror, make: Callable[[Collection, Reader], Searched]) -> None:
         self.mirror = mirror
@@ -489,7 +492,7 @@ class _MirroredPart(Part[Searched]):
     @contextmanager
     def lend(self, reader: Reader) -> Iterator[Searched]:
         moment, made = reader.moment(), self._made
-        later = MomentPassedError(f"the collection is at a later change than {moment.change}; look again")
+        later = MomentPassedError(f"the collection is at a later change than {moment.change}; read again")
         collection = self.mirror.at(reader)
         if collection is None:
             raise later
@@ -520,4 +523,4 @@ def _passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
     numbers, documents = reader.passage_numbers()
     last, are_there = int(numbers.max(initial=0)), partial(np.isin, test_elements=numbers)
     engine = MilvusEngine(collection, PASSAGES, len(numbers), last, are_there)
-    return PassageEngine(cast(VectorEngine, engine), numbers, documents)  # which is only searched here
+    return PassageEngine(cast(VectorEngine, engine), numbers, documents)  # here it is only searched

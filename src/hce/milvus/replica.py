@@ -1,9 +1,11 @@
-"""Replica: an index that is read from a collection of Milvus, by any number of processes on any machines.
+"""Replica: an index read from a Milvus collection, by any number of processes on any machine.
 
-The encoder, and the texts with their metadata, are fetched into a folder of this process, which is deleted with it;
-vectors stay in Milvus. So words, filters and hits are exactly those of the index that writes: the versions of Milvus at
-hand have no words of their own, or other ones (docs/LOG.md). Before a read, the folder is brought to the end of the
-collection's log, at most once in `REFRESH` seconds, which is how long a reader may be behind.
+Each process copies the encoder, the texts and the metadata into a temporary folder; vectors stay in Milvus. So word
+search, filters and hits are exactly those of the writing index. The tested versions of Milvus have no word search, or a
+different one (docs/LOG.md).
+
+Before a read, the copy is updated from the collection's log, at most once in `REFRESH` seconds. So a reader may be that
+far behind.
 """
 
 from __future__ import annotations
@@ -49,18 +51,18 @@ from hce.progress import progress_bar
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
 
-REFRESH = 1.0  # seconds between two looks at the collection's log
-ATTEMPTS = 20  # at a search, where documents are removed meanwhile
+REFRESH = 1.0  # seconds between two reads of the collection's log
+ATTEMPTS = 20  # of a search, if documents are removed meanwhile
 
 
-# ------------------------------------------------------------------------------------------------- what a mirror wrote
+# ------------------------------------------------------------------------------------------------- reading a collection
 
 
 def read_facts(collection: Collection) -> tuple[Manifest, dict[str, list[Any]]]:
-    """Read the manifest in a collection, and the encoder's files: see `file_rows`."""
+    """Read a collection's manifest and its list of the encoder's files (see `file_rows`)."""
     address, content = collection.server.address, read_content(collection)
     if not content:
-        raise FormatError(f"{address}: the collection is not of hce, or damaged")
+        raise FormatError(f"{address}: the collection is not hce's, or it is damaged")
     if not isinstance(content.get("format"), int) or content["format"] > FORMAT:
         raise FormatError(f"{address}: the collection was written by a newer version of hce; upgrade to read it")
     try:
@@ -70,10 +72,10 @@ def read_facts(collection: Collection) -> tuple[Manifest, dict[str, list[Any]]]:
 
 
 def read_log(collection: Collection, after: int) -> tuple[Moment | None, set[int]]:
-    """Return the log's last moment after a change, if any, and what was removed."""
+    """Return the log's last moment after a change, if any, and the removed documents."""
     moment: Moment | None = None
     removed: set[int] = set()
-    unsure: list[int] = []  # until the last part of its entry is there
+    unsure: list[int] = []  # removals of an entry whose last part was not read yet
     for row in collection.rows_after(LOG, (after + 2 << ENTRY_BITS) - 1):
         content = json.loads(row.content)
         unsure += content["removed"]
@@ -83,7 +85,7 @@ def read_log(collection: Collection, after: int) -> tuple[Moment | None, set[int
 
 
 def read_documents(collection: Collection, first: int, last: int) -> dict[int, Document]:
-    """Read documents by number, without those that lost a piece by a removal."""
+    """Read documents by number; skip those with missing pieces, which are being removed."""
     rows = list(collection.rows_between(DOCUMENTS, first, last))
     contents = {row.number: [row.content] for row in rows}
     if any(row.part > 1 for row in rows):
@@ -101,13 +103,13 @@ def read_documents(collection: Collection, first: int, last: int) -> dict[int, D
 def read_extents(
     collection: Collection, first: int, last: int, documents: Mapping[int, Document]
 ) -> dict[int, tuple[int, Passage]]:
-    """Read the places of passages: number → document's number and extent."""
+    """Read passages: number → the document's number and the extent."""
     rows = collection.rows_between(PASSAGES, first, last, of_documents=True)
     return {row.number: (row.document, Passage(*json.loads(row.content))) for row in rows if row.document in documents}
 
 
 def fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Path) -> None:
-    """Fetch files into a new folder; FormatError if one is damaged or outside."""
+    """Copy files into a new folder; FormatError if one is damaged or leads outside."""
     address = collection.server.address
     folder.mkdir()
     for name, (size, known, first, last) in files.items():
@@ -126,7 +128,7 @@ def fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Pat
 
 
 class _ReplicaReader(Reader):
-    """One moment of a replica; asks the collection for vectors."""
+    """One moment of a replica; reads vectors from the collection."""
 
     def __init__(self, connection: Any, dim: int, collection: Collection) -> None:
         super().__init__(connection, dim)
@@ -162,20 +164,20 @@ class _ReplicaReader(Reader):
 
 
 class ReplicaStore(Store):
-    """A copy of the documents of a collection, without their vectors."""
+    """A copy of a collection's documents, without their vectors."""
 
     def __init__(self, folder: Path, dim: int, server: Milvus, has: str | None) -> None:
         super().__init__(folder, dim)
         self.server = server
-        self.collection = Collection(server, "", dim)  # another one after the index was rebuilt
-        self.has = has  # the fingerprint of an encoder that need not be fetched
+        self.collection = Collection(server, "", dim)  # replaced when the index is rebuilt
+        self.has = has  # fingerprint of the encoder at hand, which need not be copied
         self._lock = RLock()
-        self._looked = 0.0  # when
-        self._fills = 0  # how often everything was fetched
+        self._looked = 0.0  # time of the last update
+        self._fills = 0  # number of full copies
 
     @classmethod
     def open(cls, server: Milvus, folder: Path, has: str | None) -> ReplicaStore:
-        """Fetch all there is into an empty folder, if its encoder is the one here."""
+        """Copy a collection into an empty folder; fail if `has` is not its encoder."""
         collection = _current(server)
         manifest, files = read_facts(collection)
         if has is not None and manifest.fingerprint != has:
@@ -190,16 +192,16 @@ class ReplicaStore(Store):
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
-        """Open one consistent view, of a moment that is at most `REFRESH` seconds old."""
+        """Open a consistent view of a moment at most `REFRESH` seconds old."""
         self.look()
         with self._lend() as connection, heeding_deadlines(connection):
-            with self._lock:  # so that the moment and the collection belong together
+            with self._lock:  # the moment and the collection must belong together
                 connection.execute("BEGIN")
                 reader = _ReplicaReader(connection, self.dim, self.collection)
             yield reader
 
     def look(self, *, now: bool = False) -> None:
-        """Copy what was written since, unless that was done a moment ago."""
+        """Copy new writes, unless the last update is less than `REFRESH` seconds old."""
         with self._lock:
             if not now and time.monotonic() - self._looked < REFRESH:
                 return
@@ -216,12 +218,12 @@ class ReplicaStore(Store):
             self._looked = time.monotonic()
 
     def known(self) -> Moment:
-        """Return the moment that was copied last."""
+        """Return the last copied moment."""
         with super().reading() as reader:
             return reader.moment()
 
     def _fill(self, collection: Collection, facts: Manifest, files: dict[str, list[Any]]) -> None:
-        """Fetch encoder and documents of a collection, and drop any that are here."""
+        """Copy a collection's encoder and documents, and drop the old ones."""
         self._fills += 1
         collection.dim = facts.dim
         folder = f"encoder-{self._fills}"
@@ -245,11 +247,11 @@ class ReplicaStore(Store):
             writer.start_over(collection.dim)
             self.collection = collection
             self._copy(writer, 0, moment, removed)
-            manifest.write(self.path.parent)  # who reads an earlier moment sees that it is not of this manifest
+            manifest.write(self.path.parent)  # its `since` shows readers of an earlier moment that it is newer
         self._looked = time.monotonic()
 
     def _copy(self, writer: Writer, after: int, moment: Moment, removed: set[int]) -> None:
-        """Remove what the log says, then copy the documents above `after`."""
+        """Delete the removed documents, then copy those with numbers above `after`."""
         writer.go_to(moment, removed)
         last = moment.last
         with progress_bar("reading from Milvus", last - after, "documents", show=last - after >= MANY) as advance:
@@ -262,7 +264,7 @@ class ReplicaStore(Store):
 
 
 class _ReplicaMirror(Mirror):
-    """A mirror that sends nothing: the collection is written to by another process."""
+    """A mirror that sends nothing: another process writes to the collection."""
 
     store: ReplicaStore
 
@@ -273,7 +275,7 @@ class _ReplicaMirror(Mirror):
         pass
 
     def pending(self, reader: Reader) -> int:
-        return 0  # what the writing index has not sent yet is not known here
+        return 0  # a reader cannot know what the writing index has not sent yet
 
     def check_later(self, moment: Moment) -> None:
         collection = self.store.collection
@@ -282,7 +284,7 @@ class _ReplicaMirror(Mirror):
             if reader.moment().change == moment.change and self.store.collection is collection:
                 raise FormatError(
                     f"{self.store.server.address}: the collection lacks documents; where the index is, "
-                    "'hce rebuild' fills another one"
+                    "'hce rebuild' fills a new one"
                 )
 
     def close(self) -> None:
@@ -290,7 +292,7 @@ class _ReplicaMirror(Mirror):
 
 
 class ReplicaState(IndexState):
-    """A replica as this process has it open: the store is a copy of what the collection holds."""
+    """The open state of a replica; its store is a copy of the collection."""
 
     store: ReplicaStore
 
@@ -301,7 +303,7 @@ class ReplicaState(IndexState):
         self.derived = Derived(store, self.manifest, _ReplicaMirror(store))
 
     def search(self, *args: Any, **options: Any) -> list[list[Hit]]:
-        """Search as any index does, in the collection that there is now."""
+        """Search the current collection; try again if it changes meanwhile."""
         attempts = ATTEMPTS
         while True:
             collection, change = self.store.collection, self.store.known().change
@@ -316,15 +318,15 @@ class ReplicaState(IndexState):
 
 
 class ReplicaIndex(Index):
-    """An index that is read from a collection of Milvus."""
+    """An index read from a Milvus collection."""
 
     is_replica: ClassVar[bool] = True
 
     def __init__(self, address: str | Path, encoder: Encoder | None = None) -> None:
         self.address = Address.parse(address)
         if self.address.uri.endswith(".db") and not Path(self.address.uri).exists():
-            raise FormatError(f"{address}: no index there, and no file of Milvus; 'hce index' makes one")
-        self._scratch = ScratchFolder("hce-reader-")  # deleted along with this object
+            raise FormatError(f"{address}: no index there, and no Milvus file; 'hce index' makes one")
+        self._scratch = ScratchFolder("hce-reader-")  # deleted with this object
         folder = self._scratch.path / self.address.name
         folder.mkdir()
         server = Milvus(self.address)
@@ -345,7 +347,7 @@ class ReplicaIndex(Index):
         return replace(super().status(), path=str(self.address))
 
     def _refuse(self, *args: Any, **options: Any) -> NoReturn:
-        raise InputError(f"{self.address} is only read from here; write to the folder of the index")
+        raise InputError(f"{self.address} is read-only here; write to the folder of the index")
 
     add = update = remove = rebuild = reindex = undo_reindex = _refuse
 
@@ -354,7 +356,7 @@ def _current(server: Milvus) -> Collection:
     name = server.current()
     if name is None:
         raise FormatError(
-            f"{server.address}: no collection of hce is there; 'hce rebuild INDEX --engine milvus --at "
+            f"{server.address}: there is no collection of hce; 'hce rebuild INDEX --engine milvus --at "
             f"{server.address}' fills one"
         )
     return Collection(server, name, 0, server.now())

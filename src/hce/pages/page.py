@@ -1,7 +1,7 @@
-"""One HTML file that needs no network, no script and no other file: tables, and pictures as HTML and SVG.
+"""Make an HTML file that needs no network, no script and no other file: tables, and charts as HTML and SVG.
 
-Texts are escaped here. `page.css` has the colors, for light and dark. What is above zero is a gain and green, what is
-below is a loss and red; the position of a bar says the same.
+Texts are escaped here. `page.css` has the colors, for light and dark mode. Gains are green and losses red; a bar's
+position shows the same.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 SERIES = 8  # colors of lines
-NAMED_BARS = 600  # bars with a name each; more are drawn as one outline
-WIDTH, HEIGHT = 340, 210  # of a panel, in its own units: about pixels
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 30  # of a panel's margins
+NAMED_BARS = 600  # bars with tooltips; more bars are drawn as one outline
+WIDTH, HEIGHT = 340, 210  # of a panel, in SVG units of about a pixel
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 30  # a panel's margins
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -36,7 +36,7 @@ STYLE = Path(__file__).with_name("page.css")
 
 
 def html_page(title: str, parts: Iterable[str]) -> str:
-    """Return the file; `parts` are HTML already."""
+    """Return the page; `parts` are HTML."""
     return PAGE.format(title=escape(title), style=f"\n{STYLE.read_text(encoding='utf-8')}", body="\n".join(parts))
 
 
@@ -48,10 +48,10 @@ def html_table(
     *,
     is_long: bool = False,
 ) -> str:
-    """Return a table of texts, scrolled sideways where it is too wide.
+    """Return a table of texts; a wide table scrolls sideways.
 
-    Rows that are `ours` stand out. In the columns `signed`, gains are green and losses red by their sign. If `is_long`,
-    the texts of the first column have lines of their own on a phone.
+    Rows marked in `ours` are highlighted. In the columns `signed`, positive numbers are green and negative ones red.
+    With `is_long`, a phone shows the first column on lines of its own.
     """
 
     def cell(column: int, text: str) -> str:
@@ -69,7 +69,7 @@ def html_table(
 
 
 def definitions(items: Mapping[str, str]) -> str:
-    """Return names and their meanings as a list."""
+    """Return a list of names and their descriptions."""
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in items.items()) + "</dl>"
 
 
@@ -77,15 +77,15 @@ def definitions(items: Mapping[str, str]) -> str:
 
 
 class Panel(NamedTuple):
-    """Lines over epochs: by name a value for each epoch, or None where nothing was measured."""
+    """A chart of lines over epochs; each line has a value per epoch, None if not measured."""
 
     title: str
     lines: Mapping[str, Sequence[float | None]]
-    is_share: bool = False  # values are written as percentages
+    is_share: bool = False  # whether values are shown as percentages
 
 
 def line_panels(epochs: Sequence[int], panels: Iterable[Panel]) -> str:
-    """Draw the panels that are not empty side by side, under one legend."""
+    """Draw the panels side by side under one legend, without empty ones."""
     drawn = [panel for panel in panels if _known(panel)]
     names = list(dict.fromkeys(name for panel in drawn if len(panel.lines) > 1 for name in panel.lines))
     colors = {name: f"var(--series-{number % SERIES})" for number, name in enumerate(names)}
@@ -120,7 +120,7 @@ def _lines(epochs: Sequence[int], panel: Panel, colors: Mapping[str, str]) -> st
 
 
 class Axis(NamedTuple):
-    """Maps values from `low` to `high` to places from `start` to `end` in a panel; `ticks` are the values shown."""
+    """Maps values from `low` to `high` to positions from `start` to `end`; `ticks` get labels."""
 
     low: float
     high: float
@@ -130,7 +130,7 @@ class Axis(NamedTuple):
 
     @classmethod
     def linear(cls, values: Sequence[float]) -> Axis:
-        """Return the upright axis of some values."""
+        """Return a vertical axis for some values."""
         low, high = min(values), max(values)
         room = (high - low or abs(high) or 1) * 0.08
         low, high = (low - room if low < 0 or low > room else 0.0), high + room
@@ -142,17 +142,17 @@ class Axis(NamedTuple):
         return cls(low, high, HEIGHT - BOTTOM, TOP, marks)
 
     def at(self, value: float) -> float:
-        """Return the place of a value."""
+        """Return the position of a value."""
         return self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low)
 
 
 def tick_below(x: float, text: str) -> str:
-    """Write a value under the level axis."""
+    """Write a label below the horizontal axis."""
     return f'<text class="tick" x="{x:.1f}" y="{HEIGHT - 14}" text-anchor="middle">{text}</text>'
 
 
 def frame(axis: Axis, written: Callable[[float], str]) -> str:
-    """Draw lines across for the marks of the upright axis, with their values."""
+    """Draw a grid line and a label at each tick of the vertical axis."""
     parts = []
     for value in axis.ticks:
         y = axis.at(value)
@@ -162,7 +162,7 @@ def frame(axis: Axis, written: Callable[[float], str]) -> str:
 
 
 def svg(parts: Iterable[str], about: str) -> str:
-    """Return the picture of a panel."""
+    """Return the SVG of a panel."""
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(about)}">{"".join(parts)}</svg>'
 
 
@@ -177,7 +177,7 @@ def difference_bars(differences: Iterable[tuple[float, str]], axis: str) -> str:
         return f"<p>{escape(axis)}: none of {len(ordered):,} queries differs.</p>"
     most = max(abs(value) for value, _ in ordered)
     drawn = (_named_bars if len(ordered) <= NAMED_BARS else _outlines)(ordered, most)
-    counts = f"{gains:,} queries gain, {losses:,} lose, {len(ordered) - gains - losses:,} stay as they are"
+    counts = f"{gains:,} queries gain, {losses:,} lose, {len(ordered) - gains - losses:,} do not change"
     return (
         f'<figure class="wide"><figcaption>{escape(axis)}: {counts}</figcaption><div class="signed">'
         f"<span>+{most:.2g}</span><span>0</span><span>−{most:.2g}</span>"
@@ -198,7 +198,7 @@ def _named_bars(ordered: Sequence[tuple[float, str]], most: float) -> str:
 
 
 def _outlines(ordered: Sequence[tuple[float, str]], most: float) -> str:
-    """Draw gains and losses as one shape each, of at most NAMED_BARS steps."""
+    """Draw gains and losses as one polygon each, of about NAMED_BARS corners."""
     every = -(-len(ordered) // NAMED_BARS)
     shapes = []
     for kind, sign in (("gain", 1), ("loss", -1)):
@@ -211,7 +211,7 @@ def _outlines(ordered: Sequence[tuple[float, str]], most: float) -> str:
 
 
 class Branch(NamedTuple):
-    """A node of a tree with its size, and some of what is below it."""
+    """A node of a tree with its size and its largest children."""
 
     name: str
     size: int
@@ -219,7 +219,7 @@ class Branch(NamedTuple):
 
 
 def tree_list(branches: Sequence[Branch]) -> str:
-    """Draw each branch of a tree as a bar, and its children as parts of it."""
+    """Draw each branch of a tree as a bar, divided into its children."""
     most = max((branch.size for branch in branches), default=1) or 1
     rows = []
     for branch in branches:

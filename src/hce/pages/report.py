@@ -1,4 +1,4 @@
-"""A report on a trained model: what training brought, query by query, and how it went, as one HTML file."""
+"""A report on a trained model as one HTML file: gains query by query, curves, tree, command."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from hce.training.model_folder import (
 from hce.training.recipe import Recipe, shown_value
 from hce.tree.hierarchy import Hierarchy
 
-MOST_CHANGED = 15  # queries shown of those that gained most, and of those that lost most
-MOST_CHILDREN = 12  # of a node in the picture of the tree
+MOST_CHANGED = 15  # queries to show with the largest gains, and with the largest losses
+MOST_CHILDREN = 12  # of a node in the drawing of the tree
 DRAWN_LEVELS = 2  # of the tree, below the root
 TREE_AT_WORK = (
-    "<p>The tree gives training its wrong answers, so its part is within the figures above. "
+    "<p>Training takes its negatives from the tree, so the figures above include the tree's effect. "
     "<code>hce compare DATA --systems hce-hybrid,no-tree-hybrid</code> trains with and without it.</p>"
 )
 
 
 def report(model: ModelFolder) -> str:
-    """Return the page."""
+    """Return the HTML of the report."""
     facts = model.facts
     seconds = sum(epoch.seconds for epoch in model.history)
     about = {
@@ -63,7 +63,7 @@ def report(model: ModelFolder) -> str:
 
 
 def command(model: ModelFolder) -> str:
-    """Return the command that trains this model again, next to it."""
+    """Return the command that trains this model again, under another name."""
     facts = model.facts
     defaults = Recipe.for_encoder(static=facts.static, train=facts.recipe.get("train", "encoder")).as_dict()
     defaults["train"] = "both" if facts.static else "companion"
@@ -88,7 +88,7 @@ def command(model: ModelFolder) -> str:
 
 
 def training_panels(history: Sequence[Epoch]) -> list[Panel]:
-    """Return dev measure, loss, accuracy and churn over the epochs."""
+    """Return panels of dev measure, loss, accuracy and churn over the epochs."""
 
     def series(name: str) -> dict[str, list[float | None]]:
         keys = dict.fromkeys(key for epoch in history for key in getattr(epoch, name))
@@ -101,13 +101,13 @@ def training_panels(history: Sequence[Epoch]) -> list[Panel]:
     return [
         Panel("dev measure", {"mean": [epoch.metric for epoch in history], **series("dev")}),
         Panel("loss", series("loss")),
-        Panel("queries that go the right way", accuracy, is_share=True),
+        Panel("queries sent down the right way", accuracy, is_share=True),
         Panel("documents that moved", {"churn": [e.churn if e.reclustered else None for e in history]}, is_share=True),
     ]
 
 
 def branches(tree: Hierarchy) -> list[Branch]:
-    """Return the first levels, largest nodes first; small nodes are one branch."""
+    """Return the first levels, largest nodes first; the smallest share one branch."""
     counts = tree.document_counts()
 
     def below(level: int, node: int) -> list[Branch]:
@@ -151,7 +151,7 @@ def _measured(name: str, before: float, after: float) -> list[str]:
 
 
 def _search(calibration: Calibration) -> Iterator[str]:
-    """Yield what a search reaches by each part, and how much the part counts."""
+    """Yield nDCG@10 of each part of the search, and curves over the parts' shares."""
     yield f"<h2>The search that users get</h2><p>{escape(calibration.summary())}.</p>"
     if calibration.ndcg:
         yield html_table(["nDCG@10 by", ""], ([name, f"{value:.4f}"] for name, value in calibration.ndcg.items()))
@@ -161,7 +161,7 @@ def _search(calibration: Calibration) -> Iterator[str]:
 
 
 def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
-    """Yield the queries that gained or lost most, and a picture of all."""
+    """Yield the queries that gained or lost most, and a chart of all."""
     rows = [(query.after - query.before, _short(query.query), query) for query in queries]
     ordered = sorted(rows, key=lambda row: -row[0])
     for title, some in (
@@ -177,7 +177,7 @@ def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
             yield html_table(["query", "kind", "before", "after", "difference"], shown, signed={4}, is_long=True)
     if queries:
         yield "<h2>Every query</h2>"
-        yield difference_bars([row[:2] for row in rows], "NDCG@10 after less before")
+        yield difference_bars([row[:2] for row in rows], "NDCG@10 after minus before")
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The tree of an index as Markdown files: a folder for each node of the first levels, for agents and for people."""
+"""Write the tree of an index as Markdown files, a folder for each node of the first levels."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hce.index.tree import LiveTree, NotThereError
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
 
-ROOT_FILE, NODE_FILE = "SKILL.md", "INDEX.md"  # agents look for the first name
+ROOT_FILE, NODE_FILE = "SKILL.md", "INDEX.md"  # agents look for SKILL.md
 WORDS = 12
 REPRESENTATIVES = 5
-READ_CHARACTERS = 20_000  # of a document, to find a sentence in
+READ_CHARACTERS = 20_000  # of a document, searched for a typical sentence
 SENTENCE_CHARACTERS = 300
 READ_AT_ONCE = 1000
-NAME_CHARACTERS = 40  # of a folder
+NAME_CHARACTERS = 40  # in the name of a folder
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
-MARKS = re.compile(r"([\\`*_\[\]<>#|!&~])")  # with which Markdown or HTML would begin
+MARKS = re.compile(r"([\\`*_\[\]<>#|!&~])")  # characters with a meaning in Markdown or HTML
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 
 
 class _Page(NamedTuple):
-    """A node, and the folder of its file."""
+    """A node, and the folder to write its file to."""
 
     level: int
     node: int
@@ -41,7 +41,7 @@ class _Page(NamedTuple):
 
 
 class _Skills:
-    """Writes the tree of an index as files, all of the moment that a reader sees."""
+    """Writes the tree of an index as files, from one moment of the store."""
 
     def __init__(self, index: Index, reader: Reader, levels: int) -> None:
         self._reader = reader
@@ -53,10 +53,11 @@ class _Skills:
         starts = self._places.leaf_start
         leaves = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         texts = (document.full_text for document in self._documents(self._places.numbers.tolist()))
-        self._words = name_nodes(Hierarchy(self._tree.levels, leaves, (), {}), texts, WORDS)  # of the current documents
+        # Name nodes by the current documents: the tree's own names are from when it was grown.
+        self._words = name_nodes(Hierarchy(self._tree.levels, leaves, (), {}), texts, WORDS)
 
     def write(self, page: _Page) -> int:
-        """Write the file of a node and of those below it; return how many."""
+        """Write the files of a node and of the nodes below; return their number."""
         children = list(self._children(page)) if page.level < self._levels else []
         page.folder.mkdir(exist_ok=True)
         with open_atomically(page.folder / (NODE_FILE if page.level else ROOT_FILE)) as file:
@@ -69,7 +70,7 @@ class _Skills:
             yield from map(self._reader.documents(some).__getitem__, some)
 
     def _children(self, page: _Page) -> Iterator[_Page]:
-        """Yield the children with documents, largest first, as their folders sort."""
+        """Yield the children that have documents, largest first; folder names keep this order."""
         children = self._places.children(page.level, page.node).tolist()
         digits = len(str(len(children)))
         for place, child in enumerate(children, start=1):
@@ -81,7 +82,7 @@ class _Skills:
         return f"{self._places.sizes[page.level][page.node]:,} documents"
 
     def _lines(self, page: _Page, children: list[_Page]) -> Iterator[str]:
-        if page.level == 0:  # what agents read first of a skill: a name, and what it is good for
+        if page.level == 0:  # agents first read a skill's name and description
             slug = re.sub(r"[^a-z0-9]+", "-", page.name.lower()).strip("-")[:64] or "documents"
             about = f"{self._size(page)} sorted by topic: {'; '.join(child.name for child in children[:12])}"
             description = json.dumps(CONTROL.sub(" ", about)[:1000])
@@ -92,14 +93,14 @@ class _Skills:
         yield from ("## Typical sentences", "")
         for document in self._documents(self._places.central(self._reader, page.level, page.node, REPRESENTATIVES)):
             parts = (document.title[:SENTENCE_CHARACTERS], typical_sentence(document.text, words))
-            yield f"- “{_plain(': '.join(filter(None, parts)))}”"  # the mark keeps "1. …" from opening a list
+            yield f"- “{_plain(': '.join(filter(None, parts)))}”"  # the quote keeps "1. …" from opening a list
         yield ""
         if children:
             yield from ("## Parts", "")
             for child in children:
                 yield f"- [{_plain(child.name)}](<{child.folder.name}/{NODE_FILE}>), {self._size(child)}"
         else:
-            yield from ("## Documents", "", "Ids, one JSON string a line:", "", "```json")
+            yield from ("## Documents", "", "Ids, one JSON string per line:", "", "```json")
             leaves = np.arange(len(self._places.leaf_start) - 1)
             under = self._tree.ancestors(len(self._tree.levels), leaves)[:, page.level] == page.node
             for leaf in leaves[under]:
@@ -108,13 +109,13 @@ class _Skills:
 
 
 def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
-    """Write the first levels of a tree into a new folder; return how many files."""
+    """Write the first levels of a tree to a new folder; return the number of files."""
     with new_folder(folder) as new, index.state.reading() as reader:
         return _Skills(index, reader, levels).write(_Page(0, 0, index.path.absolute().name, new))
 
 
 def typical_sentence(text: str, words: Iterable[str]) -> str:
-    """Return the first sentence with most of the words, cut if it is long.
+    """Return the first sentence with the most of these words, cut if it is long.
 
     >>> typical_sentence("A first one. Wings flutter in flight! The end.", ["wings", "flutter"])
     'Wings flutter in flight!'
@@ -126,10 +127,10 @@ def typical_sentence(text: str, words: Iterable[str]) -> str:
 
 
 def _safe(words: Iterable[str]) -> str:
-    """Return a part of a folder's name that every file system takes."""
+    """Return words as part of a folder name that is valid on every file system."""
     return "-".join(re.findall(r"\w+", " ".join(words).casefold()))[:NAME_CHARACTERS]
 
 
 def _plain(text: str) -> str:
-    """Put a text on one line that Markdown and HTML show unchanged."""
+    """Put a text on one line, escaped for Markdown and HTML."""
     return MARKS.sub(r"\\\1", " ".join(CONTROL.sub(" ", text).split()))

@@ -5,7 +5,7 @@ A local server faces four dangers:
 - Another site's page can make the browser send requests. So the Origin must be this site, and a body must be JSON.
 - A foreign name can be pointed at this machine (DNS rebinding). So the Host must be one of our names or an address.
 - Others on the network could write. So writing needs a token.
-- A search could take forever. So it has a deadline, and ends when its client leaves. A write that has begun is finished.
+- A search could take forever. So it has a deadline, and ends when its client leaves. A write, once begun, is finished.
 """
 
 from __future__ import annotations
