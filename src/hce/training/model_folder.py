@@ -1,8 +1,10 @@
-"""A trained model on disk: a sentence-transformers directory with files on its training.
+"""A trained model on disk: a sentence-transformers folder with files about its training.
 
-`hce.json` (what was trained on what, and the gains), `history.jsonl` (an entry an epoch), `dev.jsonl` (each held-out
-query before and after), `hierarchy/` (the tree), `README.md` (the model card). An index keeps the first two files of
-its model. Nothing else reads or writes hce.json.
+- `hce.json`: the encoder, the corpus, the settings and the gains. Only this module reads and writes it.
+- `history.jsonl`: a line per epoch. An index keeps this file and `hce.json` of its model.
+- `dev.jsonl`: each held-out query with its measure before and after training.
+- `hierarchy/`: the tree.
+- `README.md`: the model card.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Epoch:
     """One line of the history; epoch 0 is the encoder before training.
 
     Attributes:
-        loss: mean loss by name: level_1 … level_M, document (of the labeled pairs in joint training), neighbours.
+        loss: mean loss by name: `level_1` … `level_M`, `document`, `neighbours`. In joint training, all but the last
+            are of the labeled pairs.
         accuracy: the share of queries whose best node is right, at each level from the top.
     """
 
@@ -80,7 +83,7 @@ class Epoch:
 
 
 def best_epoch(history: Sequence[Epoch]) -> int:
-    """Return the number of the epoch that was best on dev, the earliest of equals."""
+    """Return the epoch with the best dev metric; ties go to the earliest."""
     return max(history, key=lambda epoch: epoch.metric).epoch
 
 
@@ -139,23 +142,23 @@ Entry = TypeVar("Entry")
 
 
 class CorpusFacts(NamedTuple):
-    """What `hce.json` says about the documents that were trained on."""
+    """The part of `hce.json` about the documents trained on."""
 
     name: str
     documents: int
     fingerprint: str
-    source: str | None = None  # what `Corpus.load` was given; None for documents from memory
+    source: str | None = None  # the argument of `Corpus.load`; None for documents from memory
     reading: dict[str, Any] | None = None  # fields of `Reading` that differ from the default
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What `hce.json` says; `before`, `after` and `stages` have the dev measure by kind of query."""
+    """The content of `hce.json`; `before`, `after` and `stages` have the dev measure by kind of query."""
 
     format: int
     hce: str  # the version that wrote it
-    encoder: str  # the name of the one that training started from
-    static: bool  # whether that is a token table
+    encoder: str  # the name of the encoder that training started from
+    static: bool  # whether it is a token table
     fingerprint: str  # of the trained encoder
     corpus: dict[str, Any]  # see `CorpusFacts`
     recipe: dict[str, Any]
@@ -163,16 +166,16 @@ class ModelFacts:
     before: dict[str, float]
     after: dict[str, float]
     mix: float  # the share of the trained weights; 0 means that training did not help
-    held_out: list[str]  # ids of the documents that were kept for measuring
+    held_out: list[str]  # ids of the documents kept for measuring
     shares: list[float]  # how much the encoder and each of its companions count in a score
-    words_share: float | None  # of BM25 in a hybrid score, as 0.2.0 chose it by labeled queries
-    stages: dict[str, dict[str, float]]  # after each that changed the encoder: fitting, training, companions
+    words_share: float | None  # BM25's share of a hybrid score, which 0.2.0 chose by labeled queries
+    stages: dict[str, dict[str, float]]  # the dev measure after each stage, see `TrainResult`
     label_files: dict[str, str] = field(default_factory=dict)  # as `hce train --labels` names them
     calibration: dict[str, Any] | None = None  # see `hce.training.calibration`
 
     @property
     def base_encoder(self) -> str:
-        """What training started from, as `Encoder.load` takes it."""
+        """The encoder that training started from, as `Encoder.load` takes it."""
         return self.encoder.removesuffix(", fitted")
 
     @classmethod
@@ -210,7 +213,7 @@ class ModelFacts:
 
 
 class DevQuery(NamedTuple):
-    """A held-out query and its NDCG@10: by the encoder given (not fitted, not trained), and by the one returned."""
+    """A held-out query and its NDCG@10: with the encoder as given, and with the encoder returned."""
 
     kind: str
     query: str
@@ -220,7 +223,7 @@ class DevQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """All that a trained model's folder says; `tree` is None if it was trained without one."""
+    """The content of a trained model's folder; `tree` is None if it was trained without one."""
 
     path: Path
     facts: ModelFacts
@@ -240,7 +243,7 @@ class ModelFolder:
 
 @dataclass(frozen=True)
 class Training:
-    """What an index keeps of the training of its encoder: some of the `ModelFacts`, and epochs with their `metric`."""
+    """An index's record of its encoder's training: some of the `ModelFacts`, and epochs with their `metric`."""
 
     metric: str
     before: dict[str, float]
@@ -298,7 +301,7 @@ def save_model(
 
 
 def model_card(name: str, facts: ModelFacts) -> str:
-    """Write what people read first in a model's folder."""
+    """Write the model card, which people read first."""
     before, after = ({**each, "mean": mean_over_kinds(each)} for each in (facts.before, facts.after))
     unchanged = "unchanged, as nothing clearly beat it, after training on"
     return CARD.format(
@@ -321,7 +324,7 @@ def model_card(name: str, facts: ModelFacts) -> str:
 
 
 def gains(before: Mapping[str, float], stages: Mapping[str, Mapping[str, float]], after: Mapping[str, float]) -> str:
-    """Return the gain of each stage in a line, by the mean of the dev measure.
+    """Return a line with the mean dev measure after each stage.
 
     >>> gains({"title": 0.1}, {"fitting": {"title": 0.2}, "training": {"title": 0.3}}, {"title": 0.3})
     'fitting 0.1000 → 0.2000, training → 0.3000'
@@ -334,7 +337,7 @@ def gains(before: Mapping[str, float], stages: Mapping[str, Mapping[str, float]]
 
 
 def what_was_learned(facts: ModelFacts) -> str:
-    """Say how much of a score and of the weights is the corpus's own."""
+    """Describe the shares of companions in a score and of trained weights in the mix."""
     of = "the companion table's" if facts.recipe.get("train") == "companion" else "the"
     weights = f"{facts.mix:.0%} of the way from {of} first weights to the trained ones."
     if len(facts.shares) == 1:
@@ -343,7 +346,7 @@ def what_was_learned(facts: ModelFacts) -> str:
 
 
 def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
-    """Load the tree that was trained with a model, if it is of this corpus."""
+    """Load the tree that was trained with a model, if its corpus is this one."""
     tree, facts = Path(folder) / TREE, ModelFacts.find(folder)
     is_of_it = facts is not None and facts.corpus["fingerprint"] == corpus.fingerprint
     return Hierarchy.load(tree) if is_of_it and is_folder(tree) else None
@@ -360,7 +363,7 @@ def keep_facts(folder: str | Path, kept: Path) -> None:
 
 
 def read_training(folder: Path) -> Training | None:
-    """Read what `keep_facts` kept; None if that is nothing or damaged."""
+    """Read what `keep_facts` kept; None if it is missing or damaged."""
     try:
         facts, history = ModelFacts.read(folder), _read_lines(folder / HISTORY, Epoch)
     except FormatError:
@@ -370,7 +373,7 @@ def read_training(folder: Path) -> Training | None:
 
 
 def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:
-    """Read one entry a line, none without a file; a NaN becomes None."""
+    """Read one entry per line, none without a file; a NaN becomes None."""
     try:
         lines = read_bytes(path).decode().split("\n") if is_file(path) else []
         values = [json.loads(line, parse_constant=lambda name: None) for line in lines if line.strip()]
@@ -387,15 +390,15 @@ def push(model: str | Path, repository: str, *, public: bool = False) -> tuple[s
 
     Args:
         model: its folder.
-        repository: ORG/NAME on the hub; it is made where there is none.
-        public: whether a new one can be read by everybody.
+        repository: ORG/NAME on the hub; it is created if it does not exist.
+        public: whether everybody can read a new repository.
 
     Returns:
         The address of the repository, and the names of the files.
 
     Raises:
-        InputError: no such name is possible, or the hub refuses the token.
-        FormatError: hce wrote no model there, or it is damaged.
+        InputError: the name is impossible, or the hub refuses the token.
+        FormatError: the folder is no model of hce, or it is damaged.
         AwayError: the hub does not answer.
     """
     import httpx
@@ -430,7 +433,7 @@ def push(model: str | Path, repository: str, *, public: bool = False) -> tuple[s
 def uploads_of(folder: Path) -> dict[str, Path | bytes]:
     """Return what to upload, by name: files with checksums, and the model card.
 
-    Held-out queries stay here, since they are texts of the corpus. Folders are cut to their last name.
+    Held-out queries are not uploaded, because they quote the corpus. Paths are cut to their last part.
     """
     facts = ModelFacts.read(folder)
     require_undamaged(folder, REMEDY)
@@ -452,5 +455,5 @@ def uploads_of(folder: Path) -> dict[str, Path | bytes]:
 
 
 def _is_here(name: str) -> bool:
-    """Return whether a name is of a file, and not a hub id such as org/name."""
+    """Return whether a name is a path, and not a hub id such as org/name."""
     return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") != 1 or Path(name).exists()

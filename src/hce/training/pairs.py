@@ -379,7 +379,7 @@ def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
 
 
 def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, pool_size: int, seed: int) -> DevSet:
-    """Build a dev set of labeled queries; the pool is their answers and random others."""
+    """Build a dev set of labeled queries, their answers and random others."""
     position_of = {document_id: position for position, document_id in enumerate(corpus.ids)}
     texts, answers = [], []
     for query_id in qrels:

@@ -1,17 +1,15 @@
-"""Recipe: every setting of a training run, documented once; the command line's help is made of it.
+"""Recipe: every setting of a training run, documented once; the command line takes its help from here.
 
-A static table and a transformer want different learning rates, batches and spans; `Recipe.for_encoder` has those that
-measured best for each (docs/LOG.md).
+A static table and a transformer need different learning rates, batches and spans. `Recipe.for_encoder` returns those
+that measured best for each (docs/LOG.md), `Recipe.paper` the paper's.
 
-What `train` means for either:
+The setting `train` decides which parts are trained:
 
-             a static encoder                       a transformer
-encoder      it is trained                          it is trained
-companion    refused: it is a table itself          a token table of it is trained; that and the word table of the
-                                                    corpus join the unchanged transformer
-both         it is trained, and the word table      it and a token table of it are trained; that and the word table
-             joins it                               join it
-auto         both                                   companion, and 400 labeled queries fine-tune it first
+- encoder: the encoder, without companions.
+- companion: a token table with a transformer's tokens. It and the corpus's word table join the unchanged transformer. A
+  static encoder is a table itself, so this is an error.
+- both: the encoder and its companions. A static encoder gets the word table, a transformer also a trained token table.
+- auto: both for a static encoder, companion for a transformer; 400 labeled queries fine-tune the transformer first.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
-KINDS = {bool: (bool, "True or False"), int: (Integral, "a whole number"), float: (Real, "a number")}  # NumPy's too
+KINDS = {bool: (bool, "True or False"), int: (Integral, "a whole number"), float: (Real, "a number")}  # also NumPy's
 
 
 def _option(default: Any, text: str) -> Any:
@@ -51,7 +49,7 @@ def _positive(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. The field docs are in the fields' metadata, where the command line finds them too."""
+    """How to train. Each field's metadata has its help, which the command line shows too."""
 
     mode: Supervision = _option(
         "auto", "what to train on; auto: joint where there are labeled pairs, else unsupervised"
@@ -59,19 +57,22 @@ class Recipe:
     train: WhatIsTrained = _option(
         "auto",
         "companion: tables of the corpus's tokens and words, next to the unchanged encoder; encoder: the encoder "
-        "itself; both; auto: both for a static encoder, whose companion is the words, companion for a transformer, "
+        "itself; both; auto: both for a static encoder, whose companion is the words; companion for a transformer, "
         "which 400 labeled queries fine-tune first",
     )
-    language: str = _option("english", "whose word endings are cut off in the table of the corpus's words, or none")
+    language: str = _option(
+        "english", "the language whose word endings the table of the corpus's words cuts off, or none"
+    )
     most_documents: int = _option(
         131_072,
-        "documents that are learned from; of more, a random sample with all that labels name, so that a larger corpus "
-        "takes no longer; 0: all",
+        "the most documents to learn from; a larger corpus gives a random sample with all documents that labels name, "
+        "so it takes no longer; 0: all",
     )
     epochs: int = _positive(10, "rounds of optimize, measure, re-cluster")
     epoch_pairs: int = _option(
         0,
-        "pairs in an epoch; 0: as many as documents, so that re-encoding those stays cheaper, or 8 turns through fewer",
+        "pairs in an epoch; 0: as many as documents, so that re-encoding stays cheaper, but at most 8 turns through "
+        "the pairs",
     )
     batch_size: int = _positive(256, "pairs in a step, over all processes; at most a quarter of few documents")
     chunk_size: int = _option(
@@ -79,18 +80,18 @@ class Recipe:
     )
     precision: Precision = _option(
         "auto",
-        "what a transformer computes in while it is trained, with weights in float32; auto: bfloat16 where the GPU or "
+        "the type of a transformer's computations in training, with weights in float32; auto: bfloat16 if the GPU or "
         "the processor has instructions for it",
     )
     frozen: float = _option(
-        0.0, "share of a transformer's layers, from below, that are not trained; nor are its embeddings, if above 0"
+        0.0, "share of a transformer's layers that are not trained, counted from below; above 0, nor are its embeddings"
     )
     dropout: bool = _option(True, "train a transformer with its dropout; off: a step takes less time (simcse needs it)")
     learning_rate: float = _positive(1e-2, "of the encoder; it rises over the warm-up and then falls linearly to 0")
     centroid_learning_rate: float = _option(
         0.0,
-        "of the tree's centroids, which then move by the encoder's optimizer and schedule, as in the paper; 0 keeps "
-        "them where clustering put them",
+        "of the tree's centroids, with the encoder's optimizer and schedule, as in the paper; 0: they stay where "
+        "clustering put them",
     )
     warmup: float = _option(0.0, "share of all steps over which the learning rate rises")
     optimizer: Optimizer = _option("adamw", "adamw, or the paper's adafactor")
@@ -100,16 +101,16 @@ class Recipe:
     cotrain: bool = _option(True, "re-cluster after each epoch that improved (Alg. 3); off: keep the first tree")
     branching: int = _option(
         0,
-        "expected children of a node, b; 0: the fewest that make a tree of depth 3; -1: the next power of two, "
+        "expected children of a node, b; 0: the smallest b with which the tree has depth 3; -1: the next power of two, "
         "as in the paper",
     )
     levels: int = _option(-1, "levels with a level loss, M; -1 or all: all above the documents, L − 1")
     level_target: LevelTarget = _option(
         "document",
-        "what a query is to be like at each level: node, the node above its document (Eq. 5), or document, softly, "
-        "wherever its document itself would go",
+        "what a query learns at each level: node, to choose the node above its document (Eq. 5); document, to score "
+        "nodes as its document does",
     )
-    level_weight: float = _option(1.0, "what the level losses count next to the document loss")
+    level_weight: float = _option(1.0, "weight of the level losses next to the document loss")
     negatives: Sampling = _option(
         "auto",
         "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded again "
@@ -120,11 +121,11 @@ class Recipe:
     negative_count: int = _option(2, "sampled negatives for each query, n_NS; the paper has 4")
     neighbours: int = _option(
         8,
-        "documents near a pseudo-query's own, found through the tree, that a table learns to rank as their words do "
-        "(BM25); 0: none",
+        "neighbors of a pseudo-query's document, found through the tree, that a table learns to rank as BM25 does; "
+        "0: none",
     )
     mask: bool = _option(
-        True, "do not use other right documents of a query, or doubles of its document, as negatives; off in the paper"
+        True, "do not use other right documents of a query, or documents of equal text, as negatives; off in the paper"
     )
     margin: float = _option(0.0, "documents with an inner product above this to the right one are no negatives; 0: off")
     alpha: float = _option(0.5, "weight of the unsupervised loss next to the supervised one")
@@ -134,30 +135,30 @@ class Recipe:
         "words", "what spans are counted in: words and marks, or the tokens of the encoder, as in the paper"
     )
     cut_share: float = _option(0.9, "how often the span is cut out of its document; the paper has 0")
-    window: int = _option(0, "words and marks from a document's start that a pair is made of; 0: all")
+    window: int = _option(0, "words and marks from a document's start that a pair uses; 0: all")
     fit_static: bool = _option(True, "fit a static encoder's table to the corpus before training")
     keep: KeptWeights = _option(
         "mix",
-        "the weights to return: a mix of the first and the trained ones, as dev queries say; those of the best epoch, "
-        "which may be the first ones; or the last, as in the paper",
+        "the weights to return; mix: the mix of the first and the trained ones that dev queries prefer; best: those of "
+        "the best epoch, which may be the first ones; last: the last, as in the paper",
     )
     mix_limit: float = _positive(
-        1.0, "the most of the trained weights that a mix may have where no labeled queries say that more is better"
+        1.0, "the largest share of the trained weights in a mix that unlabeled dev queries choose"
     )
     patience: int = _positive(10, "epochs without improvement on dev before stopping")
     dev_queries: int = _positive(
         512,
-        "without labels, how many documents dev queries are made of; with labels and no dev split, how many of the "
-        "labeled queries are held out to choose by; at most a tenth (of labeled queries at least 20)",
+        "without labels, how many documents give dev queries; with labels and no dev split, how many labeled queries "
+        "are held out; at most a tenth of either, but at least 20 labeled queries",
     )
     dev_pool: int = _option(8192, "documents searched when measuring on dev; 0: all")
     hold_out: bool = _option(
-        True, "do not train on the documents that held-out pseudo-queries are made of; off: train on all, as the paper"
+        True, "do not train on the documents that give held-out pseudo-queries; off: train on all, as in the paper"
     )
     clustering: Clustering = _option(
         "auto",
-        "exact or fast k-means, auto: by the number of documents; uniform: exact, from documents dealt out at random, "
-        "as in the paper",
+        "exact or fast k-means; auto: by the number of documents; uniform: exact, from random assignments, as in the "
+        "paper",
     )
     seed: int = _option(0, "same seed, same result")
 
@@ -186,13 +187,13 @@ class Recipe:
         """Return the measured defaults for a kind of encoder, some settings replaced.
 
         Args:
-            static: whether it is a token table; a transformer's companion, where that is trained in its place, is one.
-            documents: how many there are; of few (`most_documents` included), a batch is no more than a quarter, unless
-                its size is set.
+            static: whether it is a token table. By default a transformer's companion is trained, which is one too.
+            documents: how many there are, to limit a batch to a quarter of them (or of `most_documents`); a set
+                `batch_size` stays.
             settings: fields of the recipe.
 
         Raises:
-            InputError: a setting that does not exist, or a value that cannot be.
+            InputError: an unknown setting or an impossible value.
         """
         trains_table = static or settings.get("train", "auto") in ("auto", "companion")
         return cls._of({} if trains_table else TRANSFORMER, documents, settings)
@@ -201,8 +202,8 @@ class Recipe:
     def paper(cls, *, documents: int | None = None, **settings: Any) -> Recipe:
         """Return the paper's settings, and ours where it names none; some replaced.
 
-        The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (`chunk_size`), which gives
-        the same gradients, but for what dropout draws, in less memory.
+        The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (`chunk_size`) to save memory.
+        The gradients are the same, except for other dropout masks.
         """
         return cls._of(PAPER, documents, settings)
 
@@ -227,11 +228,11 @@ class Recipe:
 
     @property
     def needs_vectors(self) -> bool:
-        """Whether training looks at vectors of all documents: for a tree, or to mine negatives."""
+        """Whether training needs vectors of all documents: for a tree, or to mine negatives."""
         return self.tree or self.negatives == "mined"
 
     def require_documents(self, count: int) -> None:
-        """Raise an `InputError` where there are fewer documents than a batch has pairs."""
+        """Fail if there are fewer documents than pairs in a batch."""
         if self.batch_size > count:
             raise InputError(
                 f"batch_size {self.batch_size} is larger than the corpus ({count} documents); "
@@ -246,12 +247,12 @@ class Recipe:
         return shown_value(setting.default), shown_value(other), setting.metadata["help"]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings for a manifest: what JSON gives back is equal to them."""
+        """Return the settings for a manifest, unchanged by a round trip through JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
-    """Read what `--set` names, such as levels=all; recipe=paper is all the paper's."""
+    """Parse `--set` items such as levels=all; recipe=paper sets all of the paper's."""
     settings: dict[str, Any] = {}
     for item in items:
         name, equals, text = item.partition("=")
@@ -266,9 +267,9 @@ def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
 
 
 def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
-    """Return how a token table is trained next to a transformer that is trained too.
+    """Return the recipe of a token table next to a transformer that is trained too.
 
-    It is measured by the same documents, and has a tree where the transformer has one, of the same kind.
+    It shares the transformer's held-out documents and kind of tree.
     """
     shared = ("mode", "seed", "dev_queries", "language", "hold_out", "tree", "cotrain", "branching", "clustering")
     settings = {name: getattr(recipe, name) for name in shared}
@@ -276,7 +277,7 @@ def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
 
 
 def recipe_of_tuning(recipe: Recipe, epoch_pairs: int) -> Recipe:
-    """Return how labels fine-tune a transformer before it gets companions."""
+    """Return the recipe by which labels fine-tune a transformer before companions."""
     shared = ("seed", "dev_queries", "dev_pool", "precision", "clustering", "branching")
     settings = {name: getattr(recipe, name) for name in shared}
     return Recipe.for_encoder(static=False, epoch_pairs=epoch_pairs, **TUNING, **settings)
@@ -308,8 +309,8 @@ def shown_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-# A strong encoder is moved little: small steps, few of them, wider spans, and half of the way without labels: all of it
-# costs the top of the ranking what it brings to recall, and pseudo-queries do not see that (docs/LOG.md).
+# A strong encoder should move little: few small steps, wider spans, and at most half of the way without labels. All of
+# the way gains recall, but loses at the top of the ranking, which pseudo-queries do not show (docs/LOG.md).
 TRANSFORMER: dict[str, Any] = {
     "epochs": 2,
     "batch_size": 64,
@@ -323,7 +324,7 @@ TRANSFORMER: dict[str, Any] = {
     "dev_pool": 512,
 }
 
-# How labels fine-tune a transformer: half of the time of sentence-transformers' trainer, as good (docs/LOG.md).
+# How labels fine-tune a transformer: half the time of sentence-transformers' trainer (docs/results/labels.md).
 TUNING: dict[str, Any] = {
     "train": "encoder",
     "mode": "supervised",
@@ -337,9 +338,9 @@ TUNING: dict[str, Any] = {
     "keep": "last",
 }
 
-# Everything that the paper says, and nothing that it does not. It trains centroids along with the encoder, by the
-# same optimizer and schedule; M = L − 1; it holds no documents out, masks nothing, measures on all documents, and
-# returns the last weights.
+# Everything that the paper states, and nothing else. Centroids are trained with the encoder; M = L − 1; no documents
+# are held out; only the document itself is masked; dev queries search all documents; the last weights are returned.
+# The paper does not give the centroids' learning rate, so it is the encoder's.
 PAPER: dict[str, Any] = {
     "train": "encoder",
     "most_documents": 0,

@@ -1,7 +1,7 @@
-"""A training run, its history, and its checkpoints: a resumed run ends exactly as an uninterrupted one would have.
+"""The state of a training run and its checkpoints: a resumed run ends exactly like an uninterrupted one.
 
-Tensors go to safetensors, the rest to JSON, nothing is pickled. A checkpoint is written to a new folder and then
-named in `LAST`, which is replaced atomically: whenever the process dies, `LAST` names a complete checkpoint.
+Tensors are saved as safetensors, the rest as JSON; nothing is pickled. Each checkpoint gets a new folder. Then the file
+`LAST`, which names it, is replaced atomically. So whenever the process dies, `LAST` names a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ COUNTER_NAMES = {"steps_in_epoch": "batch", "steps_in_all": "step"}  # in checkp
 
 @dataclass
 class TrainingRun:
-    """Everything about a run that changes, and so what a checkpoint holds."""
+    """Everything that changes during a run; checkpoints hold it."""
 
     trainer: Trainer
     tree: Hierarchy
     vectors: np.ndarray  # the documents' vectors that the tree was grown from, of shape (N, n)
-    best_weights: dict[str, Tensor]  # those that were best on dev; `best` in checkpoints
-    best_metric: float  # how good they were
+    best_weights: dict[str, Tensor]  # the best on dev so far; `best` in checkpoints
+    best_metric: float  # their dev metric, m in Alg. 3
     history: list[Epoch]  # an entry for each finished epoch
     counters: Counters = field(default_factory=Counters)  # how far the run has come
     checkpoints: CheckpointFolder | None = None  # where the state and the vectors are kept; None: in memory only
@@ -47,11 +47,11 @@ class TrainingRun:
 
     @property
     def tree_epoch(self) -> int:
-        """The epoch whose weights the present tree and vectors are of; 0 is F0."""
+        """The epoch whose weights gave the current tree and vectors; 0 is F0."""
         return max(epoch.epoch for epoch in self.history if epoch.reclustered or epoch.epoch == 0)
 
     def save(self) -> None:
-        """Write a checkpoint, if it has a place and this process is the first."""
+        """Write a checkpoint, if there is a folder for it and this process is the first."""
         if self.checkpoints is None or not is_first_process():
             return
         trainer, levels = self.trainer, self.tree.levels
@@ -80,7 +80,7 @@ class TrainingRun:
 
 
 def unfinished_run(trainer: Trainer, checkpoints: CheckpointFolder | None) -> TrainingRun | None:
-    """Return the run that an earlier process left; the trainer gets its state.
+    """Return the run that an earlier process left, loaded into the trainer.
 
     Fails if the unfinished run has another identity, or its state is damaged.
     """
@@ -88,7 +88,7 @@ def unfinished_run(trainer: Trainer, checkpoints: CheckpointFolder | None) -> Tr
 
 
 def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkpoint) -> TrainingRun:
-    """Give a trainer the state of a checkpoint."""
+    """Load a checkpoint into a trainer."""
     tensors, facts = checkpoint
     trainer.encoder.model.load_state_dict(under("weights", tensors))
     arrays = {name: tensor.numpy() for name, tensor in under("tree", tensors).items()}
@@ -116,17 +116,17 @@ def _resumed(trainer: Trainer, checkpoints: CheckpointFolder, checkpoint: Checkp
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds: tensors by name, and facts that JSON can carry."""
+    """The content of a checkpoint: tensors by name, and facts as JSON."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
 
 
 class CheckpointFolder:
-    """The checkpoints of one run (only the newest is kept) and the vectors that it names.
+    """The newest checkpoint of a run and the vectors that it names; older ones are deleted.
 
     Attributes:
-        identity: what the run is of (corpus, encoder, settings, …); a run with another one is not continued.
+        identity: corpus, encoder, labels and settings; a run with another identity is not continued.
     """
 
     def __init__(self, folder: str | Path, identity: Mapping[str, Any]) -> None:
@@ -134,7 +134,7 @@ class CheckpointFolder:
         self.identity = identity
 
     def vectors_folder(self, clustering_number: int) -> Path:
-        """Name the folder of vectors for a clustering, see `cluster_corpus`."""
+        """Return the folder of vectors for a clustering, see `cluster_corpus`."""
         return self.folder / f"vectors-{clustering_number}"
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -151,9 +151,9 @@ class CheckpointFolder:
         make_folder(self.folder)
         previous = self._last()
         name = f"state-{int(previous.name.split('-')[1]) + 1 if previous else 0}"
-        shutil.rmtree(self.folder / name, ignore_errors=True)  # of a run that died before it was named
+        shutil.rmtree(self.folder / name, ignore_errors=True)  # left by a run that died before `LAST` named it
         with new_folder(self.folder / name) as folder:
-            # Copies: two names may share one tensor here, which safetensors refuses.
+            # Copies, because safetensors refuses two names that share a tensor.
             tensors = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in checkpoint.tensors.items()}
             save_file(tensors, folder / "tensors.safetensors")
             write_json(folder / "facts.json", {"identity": self.identity, **checkpoint.facts})
@@ -164,7 +164,7 @@ class CheckpointFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
-        """Read the newest complete checkpoint; fail if it is of a different run."""
+        """Read the newest complete checkpoint; fail if it belongs to a different run."""
         check_tree(self.folder)
         last = self._last()
         if last is None:
@@ -178,7 +178,7 @@ class CheckpointFolder:
         return Checkpoint(load_file(last / "tensors.safetensors"), facts)
 
     def resume(self, restore: Callable[[Checkpoint], Restored]) -> Restored | None:
-        """Return what `restore` makes of the newest checkpoint; None without one.
+        """Apply `restore` to the newest checkpoint; return None without one.
 
         Fails if the run has another identity, or its state is damaged.
         """
@@ -194,7 +194,7 @@ class CheckpointFolder:
             ) from error
 
     def vectors_named(self, name: str) -> Path:
-        """Find the file of vectors by its folder's name in a checkpoint."""
+        """Return the file of vectors in a folder that a checkpoint names."""
         if not re.fullmatch(r"vectors-[0-9]+", name):
             raise FormatError(f"{name!r} is no folder of vectors")
         return self.folder / name / "vectors.npy"
@@ -224,7 +224,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Che
 def restore_optimizer(
     optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor], facts: dict[str, Any]
 ) -> None:
-    """Put back what `optimizer_state` took; the tensors come without their prefix."""
+    """Restore what `optimizer_state` returned; tensor names come without the prefix."""
     if optimizer is None:
         return
     restored: dict[int, dict[str, Any]] = {}
@@ -240,6 +240,6 @@ def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take the tensors that `prefixed` named with a prefix, under their own names."""
+    """Select the tensors with a prefix, and remove it from their names."""
     dotted = f"{prefix}."
     return {name.removeprefix(dotted): tensor for name, tensor in tensors.items() if name.startswith(dotted)}

@@ -239,7 +239,7 @@ class Trainer:
         return loss
 
     def _embed(self, column: _Column) -> Tensor:
-        """Encode texts; with `chunk_size`, backward recomputes activations to save memory."""
+        """Encode texts; with `chunk_size`, recompute activations to save memory."""
         (side, texts), encoder = column, self.encoder
         if self.recipe.chunk_size:
             # A copy, because models add their results to the features. Both passes use the same dropout masks.

@@ -1,6 +1,6 @@
-"""train(): adapts an encoder to a corpus, with labels or without, and writes a model folder.
+"""train(): adapt an encoder to a corpus, with or without labels, and write a model folder.
 
-The pairs and the held-out queries come from `hce.training.pairs`, the algorithm is in `hce.training.co_training`.
+Pairs and held-out queries come from `hce.training.pairs`; the algorithm is in `hce.training.co_training`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 SMALL_CORPUS = 200
 LEAST_TO_TUNE = 400  # labeled queries
-CLEAR = 1.0  # standard errors that fine-tuning has to lose to be undone
-SHORT_DOCUMENT = 16  # words and marks; the median below that leaves nothing to cut a span from
+CLEAR = 1.0  # standard errors; fine-tuning that loses more is undone
+SHORT_DOCUMENT = 16  # words and marks; too short to cut a useful span from
 
 
 def train(
@@ -67,15 +67,15 @@ def train(
 
     Args:
         corpus: the documents.
-        encoder: what to start from; an `Encoder` given here may be changed in place.
+        encoder: where to start; an `Encoder` given here may be changed in place.
         pairs: labeled queries to train on; without any, training is unsupervised.
-        generated: generated queries to train on too; nothing is measured by them.
-        dev: labeled queries to measure by; by default some of `pairs`, or pseudo-queries, are held out.
-        log: queries that people asked, without answers, or their mean by this encoder, which `hce serve
-            --learn-queries` keeps. It is subtracted from a transformer's queries. No query is kept.
+        generated: generated queries, also to train on; they do not measure anything.
+        dev: labeled queries to measure with; by default some of `pairs`, or pseudo-queries, are held out.
+        log: queries that people asked, without answers. Most of their mean vector is subtracted from a transformer's
+            queries. Also the mean itself, which `hce serve --learn-queries` keeps. No query is stored.
         recipe: the settings; by default those that measured best for this kind of encoder.
-        output: a new folder for the model; the state of the run is kept next to it until then.
-        resume: continue the unfinished run that is kept next to `output`, if there is one.
+        output: a new folder for the model; until it is written, the state of the run is kept next to it.
+        resume: continue the unfinished run next to `output`, if there is one.
         progress: show bars.
         on_epoch: called with each finished epoch.
         label_files: where the labels came from, as `hce train --labels` names them; kept with the model for its report.
@@ -92,7 +92,7 @@ def train(
     if not isinstance(recipe, Recipe | None):
         raise wrong_type(recipe, "recipe: give an hce.Recipe")
     encoder = encoder if isinstance(encoder, Encoder) else Encoder.load(encoder)
-    given = encoder.parts[0]  # companions that it came with are made again
+    given = encoder.parts[0]  # its companions, if any, are made again
     tuning = None if log else _tuning(recipe or Recipe(), corpus, given, pairs)
     recipe = _settled(recipe, corpus, given, pairs or generated)
     label_sets = LabelSets(pairs, generated, dev, log if isinstance(log, QueryMean) else tuple(log))
@@ -115,23 +115,23 @@ def train(
 
 
 class _Training(NamedTuple):
-    """A call of `train` with everything decided; `hce.training.recipe` has the cases in a table."""
+    """A call of `train` with everything decided; see `hce.training.recipe` for the cases."""
 
     corpus: Corpus
     given: Encoder  # without companions
     label_sets: LabelSets
     recipe: Recipe
-    tuning: Recipe | None  # how labels fine-tune a transformer before it gets companions; None: not at all
-    run_folder: Path | None  # where the state of the run is kept until it is done; None keeps none
+    tuning: Recipe | None  # how labels fine-tune a transformer before it gets companions; None: they do not
+    run_folder: Path | None  # keeps the state of the run until it is done; None keeps nothing
     progress: bool
-    on_epoch: Callable[[Epoch], None]  # called with each epoch of what is trained first
+    on_epoch: Callable[[Epoch], None]  # called with each epoch of the first model that is trained
 
     def run(self) -> Fit:
-        """Train what the recipe says, and add companions if it says so."""
+        """Train the parts that the recipe names, and add its companions."""
         tables, tuned = [], None
         if self.recipe.train == "encoder":
             return without_companions(self.corpus, self._fit(self.given))
-        if self.recipe.train == "companion":  # a token table, next to the transformer that labels may fine-tune
+        if self.recipe.train == "companion":  # a token table; labels may fine-tune the transformer
             table, tuned = self.given.token_table(), self._tuned()
             fit, encoder = self._fit(table), self.given
             tables = [fit.result.encoder]
@@ -149,7 +149,7 @@ class _Training(NamedTuple):
         return fit if tuned is None else _of_tuned(tuned, fit)
 
     def _tuned(self) -> Fit | None:
-        """Fine-tune the transformer in place; undo that if held-out labels are against."""
+        """Fine-tune the transformer in place; undo that if held-out labels clearly lose."""
         if self.tuning is None:
             return None
         labels, folder = self.label_sets._replace(generated=None), self.run_folder and self.run_folder / "tuned"
@@ -164,7 +164,7 @@ class _Training(NamedTuple):
         return None
 
     def _fit(self, given: Encoder) -> Fit:
-        """Train an encoder by HCE."""
+        """Train an encoder by HCE (Alg. 3), after fitting a table to the corpus."""
         corpus, recipe = self.corpus, self.recipe
         sources, devset = sources_and_devset(corpus, given, self.label_sets, recipe)
         with _at_work(given, recipe):
@@ -181,12 +181,12 @@ class _Training(NamedTuple):
                 progress=self.progress,
                 on_epoch=self.on_epoch,
             )
-        if start.dtype != getattr(torch, recipe.precision):  # in which the vectors were computed
+        if start.dtype != getattr(torch, recipe.precision):  # the vectors are less precise than the encoder
             fit = replace(fit, vectors=None)
         stages = {} if start is given else {"fitting": fit.result.history[0].dev}
         if fit.result.mix:
             stages["training"] = fit.result.after
-        if not stages:  # nothing changed, and so no measure does
+        if not stages:  # nothing changed
             return replace(fit, result=replace(fit.result, after=fit.result.before), ndcg_after=ndcg_before)
         return replace(fit, result=replace(fit.result, stages=stages))
 
@@ -223,13 +223,13 @@ def improvement(result: TrainResult) -> str:
 
 
 def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe:
-    """Return the recipe with everything decided that was left open."""
+    """Return the recipe with mode, train and precision decided."""
     recipe = recipe or Recipe.for_encoder(static=encoder.is_table, documents=len(corpus))
     if recipe.train == "companion" and encoder.is_table:
         raise InputError(f"{encoder.name} is a table itself: train the encoder, or both")
     if recipe.mode not in ("auto", "unsupervised") and labels is None:
         raise InputError(f"mode {recipe.mode!r} needs labeled pairs; give some, or train unsupervised")
-    # A token table has no products that would be faster in bfloat16.
+    # A token table has no matrix products that bfloat16 would speed up.
     is_table = encoder.is_table or recipe.train in ("auto", "companion")
     is_fast = not is_table and fast_dtype(encoder.device) == torch.bfloat16
     decided: dict[str, Any] = {
@@ -241,7 +241,7 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
 
 
 def _tuning(recipe: Recipe, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe | None:
-    """Return how to fine-tune a transformer, if that is open and labels suffice."""
+    """Return the recipe to fine-tune a transformer; None if labels are too few."""
     is_open = recipe.train == "auto" and recipe.mode != "unsupervised" and not encoder.is_table
     if not is_open or labels is None or len(labels.qrels) < LEAST_TO_TUNE:
         return None
@@ -293,7 +293,7 @@ def _warn_of_poor_data(corpus: Corpus, encoder: Encoder, recipe: Recipe, log: Se
 
 @contextmanager
 def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
-    """Compute in the recipe's precision, and remember the tokens of texts."""
+    """Apply the recipe's precision and frozen layers; cache the tokens of texts."""
     with (
         encoder.computing_in(getattr(torch, recipe.precision)),
         encoder.remembering_tokens(),
