@@ -1,6 +1,6 @@
-"""What a server prepares in the background: the ranking before training, and a map of the documents.
+"""Background work of a server: the ranking before training, and a map of the documents.
 
-Each is made when first asked for, and kept in one file in the index's folder, which can be deleted at any time.
+Each is computed when first asked for, and cached in a file of the index's folder, which can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SECONDS_TO_STOP = 30.0
 
 
 class Worker(Thread):
-    """A thread that does its work whenever it is woken, until it is stopped."""
+    """A thread that runs a function each time it is woken, until it is stopped."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -41,24 +41,24 @@ class Worker(Thread):
         self._wanted, self._stopping = Event(), Event()
 
     def wake(self) -> None:
-        """Have the work done, once more if it is under way."""
+        """Run the work; if it is running, run it once more afterwards."""
         self._wanted.set()
         if self.ident is None:
             self.start()
 
     def stop(self) -> None:
-        """Have the thread end, and wait for it."""
+        """Make the thread end, and wait for it."""
         self._stopping.set()
         self._wanted.set()
         if self.is_alive():
             self.join(SECONDS_TO_STOP)
 
     def is_stopping(self) -> bool:
-        """Return whether the work has to end early."""
+        """Return whether the work should end early."""
         return self._stopping.is_set()
 
     def run(self) -> None:
-        """Wait and work."""
+        """Run the work after each wake-up."""
         while True:
             self._wanted.wait()
             self._wanted.clear()
@@ -68,7 +68,7 @@ class Worker(Thread):
 
 
 def reason_of(error: Exception, what: str) -> str:
-    """Return why work in the background failed, as a sentence; log a bug."""
+    """Return why background work failed, as a sentence; log the error if it is a bug."""
     if isinstance(error, HceError):
         return str(error)
     logger.error(what, exc_info=error)
@@ -80,12 +80,12 @@ def reason_of(error: Exception, what: str) -> str:
 
 UNTRAINED_FILE = "untrained.safetensors"
 MOST_DOCUMENTS = 200_000
-DOCUMENTS_AT_ONCE = 64  # a query waits for no more than these
+DOCUMENTS_AT_ONCE = 64  # documents that a query may have to wait for
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """Whether there is a ranking by the untrained `encoder`: `done` of `total` documents are encoded, or why not."""
+    """Whether the untrained `encoder` can rank: `done` of `total` documents are encoded, or `reason` says why not."""
 
     state: Literal["off", "preparing", "ready"]
     encoder: str | None = None
@@ -98,19 +98,19 @@ NOT_TRAINED = Readiness("off", reason="the index was not made from a model that 
 
 
 class Ranking(NamedTuple):
-    """All documents in the order of a query: numbers, rising, of shape (N,), their cosines, and rows, best first."""
+    """All documents ranked for a query: rising numbers (N,), their cosines, and the order of rows, best first."""
 
     numbers: np.ndarray
     scores: np.ndarray
     order: np.ndarray
 
     def first(self, k: int) -> list[tuple[int, float]]:
-        """Return number and score of the k best."""
+        """Return number and score of the k best documents."""
         rows = self.order[:k]
         return list(zip(self.numbers[rows].tolist(), self.scores[rows].tolist(), strict=True))
 
     def ranks_of(self, numbers: np.ndarray) -> list[int | None]:
-        """Return the rank of each document, counted from 1; None if it is not among them."""
+        """Return the rank of each document, from 1; None for documents not ranked."""
         rank = np.empty(len(self.order) + 1, dtype=np.int64)
         rank[self.order] = np.arange(1, len(self.order) + 1)
         rows = np.searchsorted(self.numbers, numbers)
@@ -119,9 +119,9 @@ class Ranking(NamedTuple):
 
 
 class VectorsByContent(NamedTuple):
-    """Vectors of texts by one encoder, of shape (T, n), and the keys of these texts, of shape (T,), int64.
+    """Vectors of texts by one encoder, of shape (T, n), and the content keys of these texts, (T,), int64.
 
-    A key is of the text, not of a document's number: numbers are given again when an older store is restored.
+    The key is a hash of the text, not a document's number: restoring an older store makes numbers repeat.
     """
 
     contents: np.ndarray
@@ -129,7 +129,7 @@ class VectorsByContent(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, encoder: Encoder) -> VectorsByContent:
-        """Read what `write` wrote, if this encoder made it; else return no vectors."""
+        """Read the cached vectors of this encoder; without a usable file, an empty set."""
         kept = kept_arrays(path, cls._fields)
         if kept is not None and kept.facts.get("encoder") == encoder.fingerprint:
             known = cls(*kept.arrays)
@@ -138,12 +138,12 @@ class VectorsByContent(NamedTuple):
         return cls(np.empty(0, np.int64), np.empty((0, encoder.dim), np.float32))
 
     def write(self, path: Path, encoder: Encoder) -> None:
-        """Keep the vectors for the next server, if possible."""
+        """Cache the vectors for the next server, if possible."""
         keep_arrays(path, self._asdict(), {"encoder": encoder.fingerprint})
 
 
 class _Prepared(NamedTuple):
-    """What a ranking needs: the documents of a moment, and the row of each among the vectors of an encoder."""
+    """The documents of a moment, and the row of each among an encoder's vectors: all that a ranking needs."""
 
     moment: Moment
     numbers: np.ndarray
@@ -153,7 +153,7 @@ class _Prepared(NamedTuple):
 
 
 class Untrained:
-    """The encoder that training began with, and its vectors of the documents; used from several threads."""
+    """The encoder before training, and its vectors of the documents; thread-safe."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -165,16 +165,16 @@ class Untrained:
         self._worker = Worker(self._catch_up_or_say_why, "untrained encoder")
 
     def start(self) -> None:
-        """Begin to prepare in the background, if there is something to compare with."""
-        if self.spec and self._worker.ident is None:  # else it was started before
+        """Start preparing in the background, if the index names an untrained encoder."""
+        if self.spec and self._worker.ident is None:  # not started yet
             self._prepare()
 
     def stop(self) -> None:
-        """End the background work; what is encoded so far is kept."""
+        """End the background work, and keep what is encoded so far."""
         self._worker.stop()
 
     def readiness(self) -> Readiness:
-        """Return whether there is a ranking now, and have it catch up if it is behind."""
+        """Return whether there is a ranking now; if it is behind, start catching up."""
         if self.spec != self.index.state.manifest.base_encoder:  # the index was reindexed
             self.spec = self.index.state.manifest.base_encoder
             self._readiness, self._prepared, self._encoder = NOT_TRAINED, None, None
@@ -188,7 +188,7 @@ class Untrained:
         return self._readiness
 
     def rank(self, query: str, conditions: Filter | None = None) -> Ranking:
-        """Rank all documents that fulfil the conditions by the untrained encoder."""
+        """Rank all documents that match a filter by the untrained encoder."""
         prepared = self._prepared
         if prepared is None:
             raise RuntimeError("asked for a ranking before it was ready")
@@ -209,7 +209,7 @@ class Untrained:
         try:
             if len(self.index) > MOST_DOCUMENTS:
                 raise InputError(
-                    f"{len(self.index):,} documents are more than the {MOST_DOCUMENTS:,} that are compared"
+                    f"{len(self.index):,} documents are more than the {MOST_DOCUMENTS:,} that can be compared"
                 )
             self._catch_up()
         except Exception as error:
@@ -217,7 +217,7 @@ class Untrained:
             self._readiness = Readiness("off", self.spec, reason)
 
     def _catch_up(self) -> None:
-        """Encode the texts that have no vector yet, unless the work is stopped."""
+        """Encode texts without a vector until none is left, or the work is stopped."""
         path = self.index.path / UNTRAINED_FILE
         encoder = self._encoder = self._encoder or _load_local(str(self.spec))
         before = self._prepared
@@ -235,7 +235,7 @@ class Untrained:
             known.write(path, encoder)
             if self._worker.is_stopping():
                 return
-        if encoder is self._encoder:  # else another one was taken up meanwhile
+        if encoder is self._encoder:  # no reindexing has changed it meanwhile
             order = np.argsort(known.contents)
             rows = order[np.searchsorted(known.contents, contents, sorter=order)]
             self._prepared = _Prepared(moment, numbers, rows, known, encoder)
@@ -244,7 +244,7 @@ class Untrained:
     def _with_vectors_of(
         self, contents: dict[int, int], known: VectorsByContent, encoder: Encoder, total: int
     ) -> VectorsByContent:
-        """Encode documents, given by number and key, a few at a time."""
+        """Encode documents, given as number → content key, a few at a time."""
         blocks, left = [known], list(contents)
         while left and not self._worker.is_stopping():
             self._readiness = Readiness("preparing", self.spec, done=max(0, total - len(left)), total=total)
@@ -255,20 +255,20 @@ class Untrained:
                 vectors = encoder.encode(list(texts.values()))
             blocks.append(VectorsByContent(np.array(list(texts), np.int64), vectors))
         keys, vectors = (np.concatenate(arrays) for arrays in zip(*blocks, strict=True))
-        keys, first = np.unique(keys, return_index=True)  # equal texts of several blocks
+        keys, first = np.unique(keys, return_index=True)  # several blocks may hold equal texts
         return VectorsByContent(keys, vectors[first])
 
 
 def _load_local(spec: str) -> Encoder:
-    """Load the encoder that an index, perhaps a stranger's, names; never fetch it."""
-    from hce.encoding.encoder import Encoder  # with torch, which the server need not wait for
+    """Load an encoder that an index names; never download it: do not trust the index."""
+    from hce.encoding.encoder import Encoder  # imports torch, so that the server starts without waiting for it
 
     try:
         return Encoder.load(spec, local=True)
     except InputError as error:
         raise InputError(
-            f"{spec} is not on this machine, and is not fetched because an index names it; to compare with it, load it "
-            f"once yourself: hce.Encoder.load({spec!r})"
+            f"{spec} is not on this machine, and hce does not download what an index names; to compare with it, "
+            f"download it once yourself: hce.Encoder.load({spec!r})"
         ) from error
 
 
@@ -279,17 +279,17 @@ MAP_FILE = "map.safetensors"
 MAP_ARRAYS = ("numbers", "places", "sites")
 MAP_FORMAT = "1"
 MOST_DRAWN = 200_000
-MOST_OF_A_LEAF = 512  # documents that what came later is compared with
+MOST_OF_A_LEAF = 512  # documents of a leaf that a later one is compared with
 
 
 def is_damaged_map(path: Path) -> bool:
-    """Return whether there is a file of a map that is not as it was written."""
+    """Return whether the cached map exists and is damaged."""
     return is_file(path) and kept_arrays(path, MAP_ARRAYS) is None
 
 
 @dataclass(frozen=True)
 class MapReadiness:
-    """Whether there is a map: `share` of the work is done, or `reason` says why there is none."""
+    """Whether there is a map: `share` of the work is done, or `reason` says why there is no map."""
 
     state: Literal["off", "preparing", "ready"]
     share: float = 0.0
@@ -297,7 +297,7 @@ class MapReadiness:
 
 
 class Drawn(NamedTuple):
-    """Documents on the map: by number, rising, place in the unit square (M, 2), and node of the map's level (M,)."""
+    """Documents on the map: rising numbers (M,), places in the unit square (M, 2), nodes of the map's level (M,)."""
 
     numbers: np.ndarray
     places: np.ndarray
@@ -305,17 +305,17 @@ class Drawn(NamedTuple):
 
 
 class _Sheet(NamedTuple):
-    """The map of one tree: its documents by number, rising, their places (M, 2), and those of the nodes (S, 2)."""
+    """The map of one tree: its documents' rising numbers (M,) and places (M, 2), and the nodes' places (S, 2)."""
 
     tree: NumberedHierarchy
-    level: int  # whose nodes have cells
+    level: int  # the level of the nodes that have cells
     cells: Cells
     numbers: np.ndarray
     places: np.ndarray
     sites: np.ndarray
 
     def near(self, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
-        """Place vectors next to their nearest drawn documents in the leaf of a walk."""
+        """Place vectors next to the nearest drawn documents of the leaf they walk to."""
         hierarchy = self.tree.hierarchy
         leaves = hierarchy.walk(vectors)[-1][:, 0]
         result = self.sites[hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, self.level]].astype(np.float32)
@@ -329,7 +329,7 @@ class _Sheet(NamedTuple):
         return result
 
     def draw(self, places: Places, reader: Reader, known: Drawn) -> Drawn:
-        """Place the documents of a moment; those that came later and are `known` stay."""
+        """Place the documents of a moment; keep the places of the `known` later ones."""
         hierarchy = self.tree.hierarchy
         leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
         order = np.argsort(places.numbers)
@@ -337,7 +337,7 @@ class _Sheet(NamedTuple):
         is_kept = np.isin(self.numbers, numbers)
         first = Drawn(self.numbers[is_kept], self.places[is_kept], np.empty(0, np.int64))
         later = np.setdiff1d(numbers, self.tree.numbers)[: max(0, MOST_DRAWN - len(first.numbers))]
-        is_known = np.isin(later, known.numbers)  # what came before the last change has its place already
+        is_known = np.isin(later, known.numbers)  # placed already, before the last change
         known_places, fresh = known.places[np.searchsorted(known.numbers, later[is_known])], later[~is_known]
         new_places = self.near(reader, reader.vectors_at(fresh), first) if len(fresh) else known_places[:0]
         all_numbers = np.concatenate([first.numbers, later[is_known], fresh])
@@ -352,7 +352,7 @@ NOTHING_DRAWN = Drawn(np.empty(0, np.int64), np.empty((0, 2), np.float32), np.em
 
 
 class MapNow(NamedTuple):
-    """The map, the tree and the documents of one moment, which fit each other."""
+    """The map, the tree and the documents, all of one moment."""
 
     sheet: _Sheet
     places: Places
@@ -369,30 +369,30 @@ class MapNow(NamedTuple):
         return result
 
     def place_of_query(self, reader: Reader, vector: np.ndarray) -> np.ndarray:
-        """Return the place that a document of this vector would have, of shape (2,).
+        """Return the place that a document with this vector would have, of shape (2,).
 
         Raises:
-            WriterBusyError: the vector is of an encoder that the index had a moment ago.
+            WriterBusyError: the index has just switched from the encoder that made the vector.
         """
         require_same_length(self.sheet.tree, len(vector))
         return np.asarray(self.sheet.near(reader, vector[None], self.drawn)[0])
 
 
 class StoppedError(Exception):
-    """The server ends, and with it the work in the background."""
+    """The server is stopping, so the background work stops too."""
 
 
 class DocumentMap:
-    """An index's tree as a map on which every document has a place; for several threads.
+    """A map of an index's tree, on which every document has a place; thread-safe.
 
-    A map belongs to one tree. Documents that came after the tree are put next to their nearest neighbors in the leaf
-    that a walk leads them to, so that nothing else moves.
+    A map belongs to one tree. A document that came after the tree is put next to its nearest neighbors, in the leaf
+    that a walk down the tree reaches. So nothing else moves.
     """
 
     def __init__(self, live: LiveTree) -> None:
         self.live = live
         self._lock = Lock()
-        self._wanted: NumberedHierarchy | None = None  # the tree whose map was asked for last
+        self._wanted: NumberedHierarchy | None = None  # the tree to draw: the last one that was asked for
         self._sheet: _Sheet | None = None
         self._now: MapNow | None = None
         self._readiness = MapReadiness("preparing")
@@ -403,7 +403,7 @@ class DocumentMap:
         self._worker.stop()
 
     def readiness(self) -> MapReadiness:
-        """Return whether there is a map of the tree there is now; asking has it made."""
+        """Return whether the current tree has a map; if not, start drawing it."""
         tree = self.live.index.tree
         if tree is None or not tree.hierarchy.levels:
             return MapReadiness("off", reason="this index carries no tree; index again with one")
@@ -414,7 +414,7 @@ class DocumentMap:
             return self._readiness
 
     def at(self, reader: Reader) -> MapNow:
-        """Return the map of what `reader` sees; NotThereError if there is none yet."""
+        """Return the map at the reader's moment; NotThereError if none is ready."""
         sheet, places = self._sheet, self.live.places_at(reader)
         if sheet is None or sheet.tree is not places.tree:
             raise NotThereError("the map is not ready yet; /api/map says how far it is")
@@ -439,11 +439,11 @@ class DocumentMap:
         except Exception as error:
             readiness = MapReadiness("off", reason=reason_of(error, "the map could not be made"))
         with self._lock:
-            if self._wanted is tree:  # else another one was grown meanwhile, whose map is made next
+            if self._wanted is tree:  # if a new tree has replaced it, the worker draws that one next
                 self._sheet, self._readiness = sheet, readiness
 
     def _make(self, tree: NumberedHierarchy) -> _Sheet:
-        """Read the map of this tree, or make and keep it."""
+        """Read the cached map of this tree, or draw and cache it."""
         parts = [tree.numbers, tree.hierarchy.document_parent]
         for level in tree.hierarchy.levels:
             parts += [level.parent, level.centroids]

@@ -1,8 +1,8 @@
-"""Check: whether the files and rows of an index or a model are as they were written, and what can be healed.
+"""Check: find damage in the files and rows of an index or a model, and heal it if possible.
 
-What is derived (engine, words, tree) can be built again, and a vector encoded again from its text. A damaged text, or
-weights of an encoder, can only be named. A folder without `checksums.json`, as of an encoder that hce did not write,
-is unknown, which is no damage.
+Derived parts (engine, words, tree) can be rebuilt, and a vector can be encoded again from its text. A damaged text or
+damaged weights of an encoder can only be reported. A folder without `checksums.json`, such as that of an encoder that
+hce did not write, is reported as unknown, not as damaged.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from hce.index.writing import Cutter, chunks_of, insert_documents
 from hce.progress import Advance, progress_bar
 from hce.training.model_folder import FACTS, IN_AN_INDEX, ModelFolder
 
-NOT_UNIT = 1e-3  # how far from 1 the length of a vector may be
+NOT_UNIT = 1e-3  # tolerance of a unit vector's length
 FROM_A_COPY = "restore it from a copy"
 
 
 class Finding(NamedTuple):
-    """Something in a `part` of an index or a model that is not as it was written, or has no checksum (unknown).
+    """A fault in a `part` of an index or a model: damage, or a missing checksum (unknown).
 
-    It says what was found, whether a repair can heal it, what else to do, and the number of the document.
+    `can_heal` says whether a repair heals it, and `remedy` what else to do. `number` is the document's, if it has one.
     """
 
     part: str
@@ -50,7 +50,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkup:
-    """What a check found: what is damaged or unknown, what a repair has healed, and how many documents an index has."""
+    """The result of a check: findings, those that a repair has healed, and the number of documents in an index."""
 
     path: str
     kind: Literal["index", "model"]
@@ -70,9 +70,9 @@ class Checkup:
 
 
 def check(path: str | Path, *, repair: bool = False, progress: bool = False) -> Checkup:
-    """Read all of an index or model, and return what is not as it was written.
+    """Read all of an index or model, and return what is damaged or unknown.
 
-    A repair heals what is derived or can be encoded again, and gives checksums to what has none.
+    With `repair`, rebuild derived parts, encode damaged vectors again, and write missing checksums.
     """
     path = Path(path)
     if is_file(path / MANIFEST_FILE) and not is_file(path / "hierarchy.safetensors"):
@@ -99,7 +99,7 @@ def _check_model(path: Path, repair: bool, progress: bool) -> Checkup:
 
 
 def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progress: bool) -> list[Finding]:
-    """Compare the files of an encoder with checksums, or else with its fingerprint."""
+    """Compare an encoder's files with checksums; without these, with its fingerprint."""
     name, remedy = "model", "train or copy the model again"
     if folder != root:
         name, remedy = folder.name, f"copy {folder.name}/ from another copy, or from the model of the index"
@@ -116,7 +116,7 @@ def _encoder_findings(folder: Path, root: Path, fingerprint: str | None, progres
     if found != wanted:
         return [Finding(name, f"{folder} is not the encoder that was written there", remedy=remedy)]
     is_known = fingerprint is not None or is_file(folder / FACTS)
-    about = "the weights are those that were written" if is_known else "nothing is known of its files"
+    about = "the weights are unchanged" if is_known else "changes to its files cannot be detected"
     return [Finding(name, f"{name} has no {CHECKSUMS} ({about})", "unknown", can_heal=True)]
 
 
@@ -130,7 +130,7 @@ def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
         return checkup
     _repair(path, findings, progress)
     left, documents = _index_findings(path, progress)
-    lost = [each for each in findings if each.part == "log"]  # which a repair makes one forget
+    lost = [each for each in findings if each.part == "log"]  # a repair removes their evidence, so keep reporting them
     healed = tuple(each for each in findings if each not in left and each not in lost)
     return Checkup(str(path), "index", (*left, *lost), healed, documents)
 
@@ -141,7 +141,7 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
     model = f"{IN_AN_INDEX}{manifest.suffix}"
     findings = _encoder_findings(path / manifest.encoder_folder, path, manifest.fingerprint, progress)
     findings += [
-        Finding("model", f"{model}/{each}", remedy="it is about the training only; copy it from the model")
+        Finding("model", f"{model}/{each}", remedy="it only describes the training; copy it from the model")
         for each in damage_in(path / model) or []
     ]
     if manifest.hierarchy is not None:
@@ -169,7 +169,7 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
 
 
 def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
-    """Read the snapshots; a missing one is made when it is needed, and is no damage."""
+    """Read the snapshots; a missing one is no damage, as a search makes it again."""
     findings = []
     for live in index.state.derived.parts(reader):
         ahead = live.ahead()
@@ -191,7 +191,7 @@ def _store_findings(reader: Reader, manifest: Manifest, progress: bool) -> Itera
     for fault in faults:
         yield Finding("store", f"{STORE_FILE}: {fault}", can_heal=can_heal, remedy="" if can_heal else FROM_A_COPY)
     if faults and not can_heal:
-        return  # rows of such a file may be anything
+        return  # the rows of such a file cannot be trusted
     tables = ("documents", "vectors", "passages", "changes")
     total = sum(map(reader.row_count, tables))
     with progress_bar("checking rows", total, "rows", show=progress) as advance:
@@ -203,16 +203,16 @@ def _store_findings(reader: Reader, manifest: Manifest, progress: bool) -> Itera
 
 
 class _Numbers(NamedTuple):
-    """Numbers of all documents, and of those whose texts are as they were written."""
+    """The numbers of all documents, and of those without damage."""
 
     there: set[int]
     sound: set[int]
 
     def unsound(self, part: str, number: int, line: str) -> Finding:
-        """Return the finding about a vector, which heals if its text is sound."""
+        """Return the finding about a vector, which can be healed if its text is sound."""
         if number in self.sound:
             return Finding(part, line, can_heal=True, number=number)
-        return Finding(part, f"{line}, and neither is its text", remedy="put the document in again", number=number)
+        return Finding(part, f"{line}, and neither is its text", remedy="add the document again", number=number)
 
 
 def _document_findings(reader: Reader, advance: Advance) -> Generator[Finding, None, _Numbers]:
@@ -230,8 +230,8 @@ def _document_findings(reader: Reader, advance: Advance) -> Generator[Finding, N
             numbers.sound.add(number)
             continue
         name = doc_id.decode(errors="backslashreplace") if isinstance(doc_id, bytes) else repr(doc_id)
-        what = "its text is as it was, its id, title or metadata are not" if is_text_sound else "its text is not"
-        remedy = "put it in again by 'hce add --update', or take it out by 'hce remove'"
+        what = "its text is sound, but its id, title or metadata are not" if is_text_sound else "its text is not"
+        remedy = "replace it with 'hce add --update', or delete it with 'hce remove'"
         yield Finding(
             "documents", f"document {name!r} (number {number}): {what} as written", remedy=remedy, number=number
         )
@@ -243,8 +243,8 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
     for number, vector, checksum in reader.raw_rows("vectors"):
         advance(1)
         if number not in numbers.there:
-            line = f"document number {number} is gone, and its vector is not"
-            yield Finding("vectors", line, remedy="put the document in again", number=number)
+            line = f"document number {number} is gone, but its vector is still there"
+            yield Finding("vectors", line, remedy="add the document again", number=number)
             continue
         left.discard(number)
         if not _is_vector(vector, reader.dim) or checksum != vector_checksum(number, vector):
@@ -254,7 +254,7 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
 
 
 def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    """Compare each passage with its checksum; neighbors of damaged ones heal too."""
+    """Compare passages with checksums; the next document is suspect after damage."""
     before, is_damaged = None, False
     for *row, checksum in reader.raw_rows("passages"):
         advance(1)
@@ -275,17 +275,17 @@ def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, adva
             yield Finding("changes", f"change {row[0]} is not as it was written", can_heal=True)
     moment, removed = reader.moment(), reader.removed_since(-1)
     if moment.documents != len(numbers.there):
-        line = f"{len(numbers.there):,} documents are there, and {moment.documents:,} were written"
-        yield Finding("changes", line, can_heal=True, remedy="find out which are missing, and put them in again")
+        line = f"{len(numbers.there):,} documents are there, but {moment.documents:,} were written"
+        yield Finding("changes", line, can_heal=True, remedy="find out which are missing, and add them again")
     first = range(1, min(manifest.documents, moment.last) + 1)
     gone = {number for number in first if number not in numbers.there}
     known = set(removed.tolist())
     if known & numbers.there or gone != {number for number in known if number <= manifest.documents}:
-        yield Finding("changes", "what is written down of removed documents is not as it was", can_heal=True)
+        yield Finding("changes", "the record of removed documents is not as it was written", can_heal=True)
 
 
 def _is_vector(blob: Any, dim: int) -> bool:
-    """Return whether a blob can be a unit vector of this dimension."""
+    """Return whether a blob is a unit vector of this dimension."""
     if not isinstance(blob, bytes) or len(blob) != 4 * dim:
         return False
     vector = np.frombuffer(blob, "<f4")
@@ -297,13 +297,13 @@ def _is_vector(blob: Any, dim: int) -> bool:
 
 
 def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
-    """Heal what can be healed, and give checksums to what has none."""
+    """Heal what can be healed, and write missing checksums."""
     needed = ("store", Manifest.read(path).encoder_folder)
     beyond = [each for each in findings if each.part in needed and each.state == "damaged" and not each.can_heal]
     if beyond:
         raise InputError(f"{path}: nothing was repaired, since {beyond[0].what}; first {beyond[0].remedy}")
     if any(each.part == "map" for each in findings):
-        delete_file(path / MAP_FILE)  # it is made again when somebody asks for it
+        delete_file(path / MAP_FILE)  # the server draws it again when asked
     with Index.open(path) as index:
         if any(each.part == "store" for each in findings):
             with index.state.store.writing() as writer:
@@ -325,7 +325,7 @@ def _repair(path: Path, findings: list[Finding], progress: bool) -> None:
 
 
 def _encode_again(index: Index, numbers: list[int], progress: bool) -> None:
-    """Put documents in again, with new numbers and vectors; all or none."""
+    """Insert documents again, with new numbers and vectors; all or none."""
     with index.state.store.writing() as writer:
         encoder = index.encoder
         documents = list(writer.documents(numbers).values())

@@ -1,13 +1,14 @@
-"""Make an index, give it another encoder later, and rebuild what is derived from its documents.
+"""Create an index, switch it to another encoder, and rebuild its derived parts.
 
-A new folder appears as soon as documents, vectors and tree are in it. The engine is built in its place afterwards:
-whatever happens to it, nothing that took long to encode is lost. Of several processes that work together
-(`hce.processes`), each encodes a share and takes part in growing the tree; the first one does the rest.
+A new folder appears once documents, vectors and tree are in it. Only then is the engine built in that folder. So if
+building it fails, no encoded vector is lost. If several processes work together (`hce.processes`), each encodes a share
+and helps to grow the tree; the first one does the rest.
 
-A reindexing puts the new encoder's vectors into the store next to the active ones, some documents at a time, so that
-others write in between; then it makes a tree and snapshots. Last comes one short write: it encodes the few documents
-that came meanwhile, and activates the new vectors. The earlier ones stay until the index is rebuilt, and can be
-activated again as fast. Killed at any moment, the index is as before that write or after it, and the same call goes on.
+A reindexing writes the new encoder's vectors into the store next to the active ones, some documents at a time, so that
+others can write in between. Then it makes a tree and snapshots. One short write comes last: it encodes the few
+documents that came meanwhile, and activates the new vectors. The earlier vectors stay until the index is rebuilt, and
+can be activated again as quickly. A kill leaves the index as it was before that write or after it, and the same call
+resumes.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ HierarchyChoice = Hierarchy | Literal["grow"] | None
 
 @dataclass(frozen=True)
 class KnownEncoder:
-    """The encoder that an index is made with, and what is known of its training.
+    """The encoder of a new index, and the facts of its training.
 
     Attributes:
-        fingerprint: of the encoder; computing it takes a while.
-        folder: what `hce train` wrote the encoder to, if it comes from such a folder.
-        facts: what that folder says of the training.
-        fitted_documents: how many documents a table was fitted to here; None if none was.
+        fingerprint: identifies the encoder; kept here because computing it takes a while.
+        folder: the folder that `hce train` wrote the encoder to, if any.
+        facts: what that folder records about the training.
+        fitted_documents: how many documents a table was fitted to just now; None if none was fitted.
     """
 
     encoder: Encoder
@@ -91,7 +92,7 @@ class KnownEncoder:
         device: torch.device | None = None,
         progress: bool = False,
     ) -> KnownEncoder:
-        """Load an encoder by its spec, or take the one given, with facts of its training."""
+        """Load an encoder by name, or use the one given; find the facts of its training."""
         loaded = encoder
         if not isinstance(loaded, Encoder):
             loaded = Encoder.for_corpus(loaded, corpus, device=device, progress=progress)
@@ -105,14 +106,14 @@ class KnownEncoder:
 
     @property
     def base(self) -> str | None:
-        """What the encoder was trained from, if it was trained."""
+        """The encoder that training began with, if this one was trained."""
         return None if self.facts is None else self.facts.base_encoder
 
     def shares(self, corpus: Corpus) -> Calibration | None:
-        """Return the shares that training chose by labels or on this corpus, if any."""
+        """Return the shares that training chose, by labels or on this corpus; else None."""
         if self.facts is None:
             return None
-        if self.facts.calibration is None:  # 0.2.0 chose the share of words by labels, and nothing else
+        if self.facts.calibration is None:  # 0.2.0 chose only the share of words, by labels
             share = self.facts.words_share
             return None if share is None else Calibration(usual_shares(self.encoder)._replace(words=share), "labeled")
         chosen = Calibration.read(self.facts.calibration)
@@ -120,7 +121,7 @@ class KnownEncoder:
         return chosen if is_same or chosen.kind == "labeled" else None
 
     def save(self, index_folder: Path, suffix: str = "") -> dict[str, Any]:
-        """Save the encoder and facts of its training; return fields of a manifest."""
+        """Save the encoder and the facts of its training; return fields of a manifest."""
         folder = index_folder / f"{ENCODER_FOLDER}{suffix}"
         self.encoder.save(folder)
         if self.folder is not None:
@@ -156,8 +157,8 @@ def create_index(
 ) -> None:
     """Encode, grow a tree if asked, and write all but the engine; see `Index.create`.
 
-    Beyond these, `memory` is the most bytes to take, also by a later search. `device` is where an
-    encoder that is named computes. `vectors` and `calibration` are as in `Index.temporary`.
+    Further arguments: `memory` limits the bytes to use, also in a later search. `device` is where an encoder given by
+    name computes. `vectors` and `calibration` are as in `Index.temporary`.
     """
     path, progress = Path(path), progress and is_first_process()
     require_new(path)
@@ -175,7 +176,7 @@ def create_index(
     warn_of_language(corpus, start.base or start.encoder.name, language)
     long = LongDocuments(corpus, Cutter(start.encoder), progress=progress)
     keep_within(memory, len(long.corpus), start.encoder.dim, engine)
-    # Named after what is encoded, so that vectors of another corpus or encoder do not stand in the way.
+    # Named after encoder and corpus, so that a run resumes only its own vectors.
     part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
     codes = None
     if tokens and engine not in ELSEWHERE:
@@ -217,26 +218,26 @@ def create_index(
         if codes is not None:
             codes.folder.replace(folder / TOKENS_FOLDER)
         manifest.write(folder)
-    del vectors  # a memory map of what is deleted next
+    del vectors  # may map a file that is deleted next
     delete_whole(unfinished(path))
 
 
 def claim_place(path: Path, engine: str, at: str | None, *, named_by_user: bool = True) -> None:
-    """Check the engine and its address, and refuse the place of another index."""
+    """Check the engine and its address; fail if another index owns that address."""
     check_engine(engine, at)
     if at is not None:
         home_of(engine).claim_place(at, path, named_by_user=named_by_user)
 
 
 def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
-    """Fail if an index of this size does not fit into a bound, if there is one."""
+    """Fail if an index of this size needs more than the memory limit, if any."""
     if memory is not None:
         needs = index_needs(documents, dim, engine)
-        logger.info("%s", require_memory(needs, memory, "give so much, or fewer documents"))
+        logger.info("%s", require_memory(needs, memory, "allow that much, or index fewer documents"))
 
 
 def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
-    """Return what a killed run has left of tokens, or a new place for them."""
+    """Return the token codes that a killed run left, or start new ones."""
     if is_first_process() and TokenCodes.find(place) is None:
         delete_whole(place)
         space = TokenSpace.fit(encoder, corpus, progress=progress)
@@ -247,14 +248,14 @@ def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: boo
 
 
 def checked_share(words_share: float | None) -> None:
-    """Refuse what cannot be the share of words in a hybrid search."""
+    """Fail if this cannot be the share of words in a hybrid search."""
     is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
     if words_share is not None and not (is_number and 0 <= words_share <= 1):
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
 
 
 def _vectors(known: np.ndarray | None, corpus: Corpus, encoder: Encoder, place: Path, **options: Any) -> np.ndarray:
-    """Encode a corpus, but the first documents whose vectors are known."""
+    """Encode a corpus, except for the first documents, whose vectors may be known."""
     if known is None:
         return encode_corpus(encoder, corpus, place, **options)
     further = corpus.only(np.arange(len(known), len(corpus)))
@@ -264,7 +265,7 @@ def _vectors(known: np.ndarray | None, corpus: Corpus, encoder: Encoder, place: 
 def _calibrated(
     corpus: Corpus, encoder: Encoder, vectors: np.ndarray, language: str, codes: TokenCodes | None
 ) -> Calibration:
-    """Choose how much words and tokens count."""
+    """Choose how much words and tokens count, by questions cut out of the documents."""
     space, known = (codes.space, codes.get) if codes else (None, None)
     return calibrate_unlabeled(corpus, encoder, vectors, language, space=space, known=known)
 
@@ -272,12 +273,12 @@ def _calibrated(
 def _tree(
     choice: HierarchyChoice, start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
 ) -> Hierarchy | None:
-    """Return the tree that is given, was trained, or is grown now in `place`."""
+    """Return the given tree, the trained one, or one grown now and kept in `place`."""
     if isinstance(choice, Hierarchy):
         if len(choice) != len(corpus):
             raise InputError(f"the hierarchy is of {len(choice):,} documents, the corpus has {len(corpus):,}")
         if choice.levels and choice.levels[0].centroids.shape[1] != start.encoder.dim:
-            raise InputError("the hierarchy is of vectors of another length than this encoder's")
+            raise InputError("the vectors of the hierarchy have another length than this encoder's")
         return choice if choice.levels else None
     trained = None if start.folder is None else trained_tree(start.folder, corpus)
     if trained is not None or choice is None:
@@ -285,7 +286,7 @@ def _tree(
     kept = None
     with suppress(FormatError):
         kept = Hierarchy.load(place)
-    wait_for_all()  # each has looked before the first one writes
+    wait_for_all()  # so that every process has looked before the first one writes
     if kept is not None:
         return kept
     with working_together():
@@ -297,9 +298,9 @@ def _tree(
 
 
 def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> Path:
-    """Write the documents behind those that a killed run wrote to a folder."""
+    """Write the documents to a store in `place`; a killed run's store is continued."""
     store = _begun_store(place, vectors.shape[1])
-    alone = held_alone(place, f"{place}: another process writes the same index; wait for it")
+    alone = held_alone(place, f"{place}: another process is writing the same index; wait for it")
     with alone, progress_bar("writing", len(corpus), "documents", show=progress) as advance:
         with store.reading() as reader:
             done = reader.moment().documents
@@ -316,7 +317,7 @@ def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDo
 
 
 def _begun_store(place: Path, dim: int) -> Store:
-    """Open the store that a killed run has left, or make a new one."""
+    """Open the store that a killed run left, or create a new one."""
     if (place / STORE_FILE).is_file():
         store = Store(place, dim)
         with suppress(HceError), store.reading() as reader:
@@ -330,7 +331,7 @@ def _begun_store(place: Path, dim: int) -> Store:
 
 
 def _shared_rows(writer: Writer, chunk: Sequence[Document], rows: np.ndarray) -> np.ndarray:
-    """Make the rows of equal texts the same: batches may leave them a rounding apart."""
+    """Give equal texts the same vector: rounding can differ between batches."""
     texts = [document.full_text for document in chunk]
     first = {text: row for row, text in reversed(list(enumerate(texts)))}
     return shared_vectors(texts, writer.vectors_of(texts), lambda fresh: rows[[first[text] for text in fresh]])
@@ -340,14 +341,14 @@ def _shared_rows(writer: Writer, chunk: Sequence[Document], rows: np.ndarray) ->
 
 
 ENCODED_AT_ONCE = 1024
-FEW = 64  # documents that the last write may have to encode, while others wait
-ROUNDS = 8  # of catching up with others who write; then they wait
+FEW = 64  # documents that the last write may encode while other writers wait
+ROUNDS = 8  # attempts to catch up with other writers, before they have to wait
 
 
 def reindex(
     store: Store, encoder: Encoder | str | Path, words_share: float | None = None, *, progress: bool = False
 ) -> Manifest | None:
-    """Give an index another encoder; return its manifest, or None if it has it."""
+    """Switch to another encoder; return the manifest, or None if it is active."""
     checked_share(words_share)
     with _alone(store):
         other = _begin(store, encoder)
@@ -359,12 +360,12 @@ def reindex(
 
 
 def undo(store: Store, *, progress: bool = False) -> Manifest:
-    """Activate the encoder before the last reindexing; InputError if none is kept."""
+    """Activate the encoder before the last reindexing; InputError if it is gone."""
     with _alone(store):
         other = Manifest.read(store.path.parent).standby()
         if other is None or not other.was_in_force:
             raise InputError(
-                f"{store.path.parent}: no earlier encoder is kept here (a rebuild gives it up); reindex with it by name"
+                f"{store.path.parent}: no earlier encoder is kept here (a rebuild deletes it); reindex with it by name"
             )
         return _Reindexing(store, other).finish(progress)
 
@@ -376,24 +377,24 @@ def _alone(store: Store) -> AbstractContextManager[None]:
 
 @contextmanager
 def _writing(store: Store) -> Iterator[Writer]:
-    """Open one transaction once nobody else writes, however long that takes."""
+    """Open a transaction, and wait for other writers as long as it takes."""
     with ExitStack() as stack:
         while True:
             try:
                 writer = stack.enter_context(store.writing())
                 break
             except WriterBusyError:
-                logger.debug("waiting for another process to end its write")
+                logger.debug("waiting for another process to finish its write")
         yield writer
 
 
 def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None:
-    """Return the encoder to activate, begun earlier or now; None if it is active."""
+    """Return the standby encoder, begun earlier or now; None if it is active already."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
     other = manifest.standby()
     if other is not None and other.spec == str(encoder) == "static":
-        return other  # fitted to the documents that there were; fitted again, it would be another one
+        return other  # fitting the table again, to other documents, would give another encoder
     with store.reading() as reader:
         entries = [(entry.number, entry.document) for entry in reader.entries()]
     if not entries:
@@ -409,16 +410,16 @@ def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None
 
 
 def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndarray, corpus: Corpus) -> StandbyEncoder:
-    """Make room for standby vectors; write the encoder, its facts and its tree."""
+    """Create the standby tables; write the encoder, its facts and its tree."""
     index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
     with _writing(store) as writer:
         manifest = replace(Manifest.settled(index_folder, writer), beside=None)
-        manifest.write(index_folder)  # before the tables that it names are gone
+        manifest.write(index_folder)  # it must not name tables that the next lines drop
         delete_other_folders(index_folder, manifest)
         writer.make_standby()
         suffixes = (f"-{number}" for number in count(writer.next.change))
         suffix = next(each for each in suffixes if not (index_folder / f"{ENCODER_FOLDER}{each}").exists())
-    with _writing(store) as writer:  # nothing is written to it; it keeps a rebuild from tidying up
+    with _writing(store) as writer:  # writes nothing, but keeps a rebuild from deleting the new folders
         saved = start.save(index_folder, suffix)
         tree = None if start.folder is None else trained_tree(start.folder, corpus)
         if tree is not None:
@@ -441,7 +442,7 @@ def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndar
 
 
 class _Reindexing:
-    """Encodes what has no vector of the standby encoder yet, makes tree and snapshots, and activates that encoder."""
+    """A reindexing: encodes what the standby encoder has not yet, makes tree and snapshots, and activates it."""
 
     def __init__(self, store: Store, other: StandbyEncoder) -> None:
         self.store = store
@@ -452,7 +453,7 @@ class _Reindexing:
         self._encode, self._cutter = partial(encode_keeping_tokens, carried, self._codes), Cutter(self._encoder)
 
     def finish(self, progress: bool, *, calibrates: bool = False) -> Manifest:
-        """Do what is left, and return the manifest after it."""
+        """Do the remaining steps, and return the new manifest."""
         self._catch_up(progress)
         if calibrates:
             self._calibrate()
@@ -462,13 +463,13 @@ class _Reindexing:
             self._catch_up(progress=False)
             if self._switch(whatever_is_left=not left):
                 break
-        with _writing(self.store) as writer:  # nothing is written to it; it keeps others from writing a manifest
-            manifest = Manifest.read(self.folder, writer)  # as the switch has decided
+        with _writing(self.store) as writer:  # writes nothing, but keeps others from writing a manifest
+            manifest = Manifest.read(self.folder, writer)  # the commit above has decided the switch
             manifest.write(self.folder)
         return manifest
 
     def _catch_up(self, progress: bool) -> None:
-        """Encode documents some at a time; others may write in between."""
+        """Encode documents some at a time, so that others can write in between."""
         with self.store.reading() as reader:
             total, left = reader.moment().documents, reader.count_after(reader.last_standby() or 0)
         with progress_bar("encoding", total, "documents", show=progress) as advance:
@@ -483,7 +484,7 @@ class _Reindexing:
                 advance(len(some[0]))
 
     def _next(self, reader: Reader) -> tuple[list[int], np.ndarray, dict[int, CutPassages]] | None:
-        """Encode the next documents: numbers, vectors, and passages by position."""
+        """Encode the next documents; return numbers, vectors, and passages by position."""
         entries = list(islice(reader.entries(after=reader.last_standby() or 0), ENCODED_AT_ONCE))
         if not entries:
             return None
@@ -502,7 +503,7 @@ class _Reindexing:
         self.other = replace(self.other, words_share=shares.words, tokens_share=shares.tokens, shares=kept)
 
     def _grow_tree(self) -> None:
-        """Grow a tree of the new vectors, if the index has one and the encoder none."""
+        """Grow a tree of the new vectors, if the index has one and the model does not."""
         if self.other.hierarchy is not None or Manifest.read(self.folder).hierarchy is None:
             return
         name: str | None = f"{FOLDER}{self.other.suffix}"
@@ -512,15 +513,15 @@ class _Reindexing:
         self.other = replace(self.other, hierarchy=name)
 
     def _save_snapshots(self) -> None:
-        """Save engines and words of the new vectors, which a search then only loads.
+        """Save snapshots for the new vectors, so that the next search only loads them.
 
-        A snapshot is of a moment at which every document has such a vector. If others write all the time there may be
-        none such, and then the parts are made when they are first needed.
+        A snapshot needs a moment at which every document has a new vector. If others write all the time, there may be
+        no such moment; then the first search builds the parts.
         """
         derived = Derived(self.store, Manifest.read(self.folder).with_active(self.other))
         for _ in range(ROUNDS):
             with self.store.reading_standby(self.other.dim) as reader:
-                if reader.count_after(0) == reader.moment().documents:  # of new vectors, and of documents
+                if reader.count_after(0) == reader.moment().documents:  # every document has a new vector
                     for part in derived.parts(reader):
                         part.save_snapshot(reader)
                     return
@@ -533,6 +534,8 @@ class _Reindexing:
                 return False
             while some := self._next(writer):
                 writer.fill_standby(*some)
+            # The manifest names both encoders and this write. The commit decides: without it, the manifest means the
+            # old encoder; with it, the new one. So a kill in between does no harm.
             manifest = replace(Manifest.settled(self.folder, writer), beside=asdict(self.other))
             replace(manifest, switch=writer.next._asdict()).write(self.folder)
             writer.swap_standby(self.other.dim)
@@ -544,7 +547,7 @@ class _Reindexing:
 
 def build_parts(state: IndexState) -> None:
     """Build engines and words, and write snapshots of them."""
-    with state.store.writing() as writer:  # nothing is written to it; it keeps others from writing
+    with state.store.writing() as writer:  # writes nothing, but keeps others from writing
         state.keep_up(writer)
         state.derived.rebuild(writer, replace(state.manifest, engine=state.derived.engine_name))
         _find_thresholds(state, writer)
@@ -559,7 +562,7 @@ def rebuild(
     tokens: bool | None,
     progress: bool,
 ) -> None:
-    """Rebuild all that is derived from the documents; see `Index.rebuild`."""
+    """Rebuild everything derived from the documents; see `Index.rebuild`."""
     path, before = state.path, state.manifest
     named, at = at is not None, at or (before.engine_at if engine in (None, before.engine) else None)
     claim_place(path, engine or state.derived.engine_name, at, named_by_user=named)
@@ -567,15 +570,15 @@ def rebuild(
         _refit_table(state, progress)
     _give_up_earlier(state)
     state.store.compact()
-    with state.store.writing() as writer:  # no document is written; it keeps others from writing
-        known = Manifest.settled(path, writer)  # which another process may have changed
+    with state.store.writing() as writer:  # keeps others from writing, though no document changes
+        known = Manifest.settled(path, writer)  # another process may have changed it
         state.adopt(known)
         delete_other_folders(path, known)
         grown = known.hierarchy and regrow_tree(path, known.hierarchy, writer, progress=progress)
         engine = engine or (known.engine if known.engine in (*ENGINES, *ELSEWHERE) else state.derived.engine_name)
         manifest = replace(known, engine=engine, engine_at=at, hierarchy=grown)
         _rebuild_tokens(state, writer, tokens and engine not in ELSEWHERE, progress)
-        manifest.write(path)  # by which others notice what has changed
+        manifest.write(path)  # other processes notice the new file
         state.adopt(manifest)
         state.derived.rebuild(writer, manifest)
         _find_thresholds(state, writer)
@@ -586,7 +589,7 @@ def rebuild(
 
 
 def _refit_table(state: IndexState, progress: bool) -> None:
-    """Fit the table again, unless a reindexing to another encoder was begun."""
+    """Fit the table again, unless a reindexing to another encoder is unfinished."""
     known = Manifest.read(state.path)
     other = known.standby()
     if other is not None and other.spec not in ("", "static"):
@@ -598,7 +601,7 @@ def _refit_table(state: IndexState, progress: bool) -> None:
 
 
 def _give_up_earlier(state: IndexState) -> None:
-    """Drop the vectors of the encoder that the last reindexing replaced."""
+    """Delete the vectors of the encoder that the last reindexing replaced."""
     other = Manifest.read(state.path).standby()
     if other is None or not other.was_in_force:
         return
@@ -611,7 +614,7 @@ def _give_up_earlier(state: IndexState) -> None:
 
 
 def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, progress: bool) -> None:
-    """Keep or drop tokens, if asked for; else drop those of texts that are gone."""
+    """Make or delete tokens as `wanted`; if None, drop only those of deleted texts."""
     folder = token_folder(state.path, state.manifest.suffix)
     if wanted is None:
         if (codes := TokenCodes.find(folder)) is not None:

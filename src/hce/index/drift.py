@@ -1,11 +1,11 @@
-"""Drift: how documents that came after training differ from those trained on, to decide when to retrain.
+"""Drift: how documents added after training differ from those trained on, to decide when to retrain.
 
-An encoder and a tree that know the corpus treat a new document like an old one. It lies as close to a leaf, a walk
-down the tree leads to that leaf, and a piece of its text finds it as surely. Samples of old and new documents are
-compared. An old document is first taken out of its leaf's centroid, or it would look closer than any new one can.
+If encoder and tree still fit, a new document behaves like an old one. It lies as close to a leaf, a walk down the tree
+leads to that leaf, and a piece of its text finds it as reliably. Samples of old and new documents are compared. An old
+document is first taken out of its leaf's centroid; otherwise it would look closer than any new one can.
 
-A region of the tree, a node of the first level, has grown if it got more of the later documents than its share of the
-earlier ones, by more than chance. A later document goes where a walk down the tree leads.
+A region is a node of the first level. It has grown if its share of the later documents exceeds its share of the earlier
+ones by more than chance. A walk down the tree decides which region a document belongs to.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from hce.tree.hierarchy import Hierarchy
 
 Verdict = Literal["unknown", "ok", "re-cluster", "retrain"]
 
-SAMPLE = 2000  # documents of each kind
-SPANS = 500  # of them asked for by a piece of their text
-SPAN_LENGTH = 16
-POOL = 100_000  # documents that a piece of text is searched among
-LEAST = 50  # fewer new documents than this say nothing
+SAMPLE = 2000  # documents of each kind, old and new
+SPANS = 500  # documents of each kind that are searched for by a piece of their text
+SPAN_LENGTH = 16  # words and marks in such a piece
+POOL = 100_000  # documents that such a piece is searched among
+LEAST = 50  # fewer documents than this decide nothing
 
-# A gap counts from these sizes on (docs/LOG.md has what they were chosen by), and if it is no accident of the sample.
-FARTHER = 0.35  # standard deviations of the old documents' cosines
-HARDER = 0.15  # of the old documents' share of pieces that find their text
-ASTRAY = 0.10  # of all documents
-GROWN = 0.5  # documents that the tree was not grown from, for each that it was
+# A gap counts if it is at least this large, and larger than chance. docs/LOG.md has the measurements behind these.
+FARTHER = 0.35  # in standard deviations of the old documents' cosines
+HARDER = 0.15  # as a share of the old documents' pieces that find their text
+ASTRAY = 0.10  # as a share of all documents
+GROWN = 0.5  # documents outside the tree, for each inside
 STANDARD_ERRORS = 2.0
 
-REGIONS = 5  # that are reported
-LEAST_GROWTH = 5  # later documents in a region that are worth a line
-WALKED = 10_000  # old documents that are sent down the tree as later ones are
-TEXTS = 300  # of a region, of either kind, whose words are compared
+REGIONS = 5  # reported at most
+LEAST_GROWTH = 5  # later documents, from which on a region is reported
+WALKED = 10_000  # old documents that walk down the tree, for comparison with the later ones
+TEXTS = 300  # of each kind, whose words are compared in a region
 WORDS = 4
 EXAMPLES = 3
 
 
 class Population(NamedTuple):
-    """What a sample of documents shows.
+    """Statistics of the old documents, or of the new ones, from a sample.
 
     Attributes:
-        documents: how many there are of this kind.
+        documents: how many there are.
         cosine: mean cosine to the nearest leaf's centroid.
         spread: standard deviation of these cosines.
-        astray: the share that a walk down the tree would put under another parent than the nearest leaf's.
-        found: the share of pieces of text (16 tokens) that find the document they were cut from among the first ten;
-            of old documents only those that training held out; None for too few.
+        astray: the share that a walk down the tree leads to another region than that of the nearest leaf.
+        found: the share of pieces of text (16 words) whose document is among the first ten hits. Of old documents, only
+            those held out from training are tried. None if they are too few.
         asked: how many pieces were tried.
     """
 
@@ -71,13 +71,13 @@ class Population(NamedTuple):
 
 @dataclass(frozen=True)
 class GrownNode:
-    """A region of the tree that has grown since the tree was made.
+    """A region that has grown since the tree was grown.
 
     Attributes:
-        before: how many documents it had when the tree was made.
+        before: how many of the tree's own documents are still in it.
         added: how many came later.
-        words: what sets the later ones apart.
-        examples: ids of a few of the later ones, nearest to the node's center.
+        words: words that distinguish the later documents.
+        examples: ids of the later documents nearest to the node's center.
     """
 
     level: int
@@ -94,13 +94,13 @@ class Drift:
     """A verdict and the numbers behind it.
 
     Attributes:
-        verdict: ok; re-cluster (`hce rebuild`: the tree does not fit any more); retrain; or unknown, without a tree or
-            with too few new documents.
-        reasons: why, one sentence each.
-        old: documents that were there at training.
-        new: documents that came later.
+        verdict: "ok"; "re-cluster" if the tree no longer fits (`hce rebuild` grows a new one); "retrain"; or "unknown"
+            without a tree, or with too few documents to compare.
+        reasons: one sentence for each reason.
+        old: the documents that existed at training.
+        new: the documents that came later.
         outside: how many documents the tree was not grown from.
-        grown: the regions of the tree that most of these went to.
+        grown: the regions that got most of these.
     """
 
     verdict: Verdict
@@ -111,7 +111,7 @@ class Drift:
     grown: tuple[GrownNode, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return verdict and numbers as JSON has them."""
+        """Return verdict and numbers, for JSON."""
         kinds = {name: each._asdict() if each else None for name, each in (("old", self.old), ("new", self.new))}
         return {**asdict(self), **kinds}
 
@@ -119,9 +119,9 @@ class Drift:
 def drift_of(
     reader: Reader, manifest: Manifest, tree: NumberedHierarchy | None, encoder: IndexEncoder, seed: int = 0
 ) -> Drift:
-    """Compare the documents that came after an index's encoder with the others."""
+    """Compare the documents added since an index got its encoder with the others."""
     if tree is None or tree.hierarchy.depth < 2:
-        return Drift("unknown", ("the index has no tree to compare by; index with a trained model to have one",))
+        return Drift("unknown", ("the index has no tree to compare with; index with a trained model to get one",))
     numbers = reader.numbers()
     last = manifest.documents if manifest.familiar is None else manifest.familiar
     trained = ModelFacts.find(encoder.index_folder / f"{IN_AN_INDEX}{manifest.suffix}")
@@ -145,7 +145,7 @@ def drift_of(
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return the place of each number among rising `numbers`; −1 if it is not there."""
+    """Return the position of each number among rising `numbers`; −1 if missing."""
     places = np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
     return np.where(numbers[places] == wanted, places, -1) if len(numbers) else np.full(len(wanted), -1)
 
@@ -160,17 +160,17 @@ def measure_drift(
     encode: Callable[[Sequence[str], Side], np.ndarray],
     seed: int = 0,
 ) -> Drift:
-    """Compare the documents that came after training with the others.
+    """Compare the documents added after training with the others.
 
     Args:
         hierarchy: the tree.
-        tree_rows: for each of the tree's documents its row, or −1 if the document is gone.
+        tree_rows: the row of each of the tree's documents, or −1 if the document is gone.
         vectors_at: returns the vectors of some rows, of shape (rows, n).
-        is_new: which rows were not trained on, of shape (N,), bool.
-        held_out: rows of old documents that were not trained on either.
+        is_new: whether a row was added after training, of shape (N,), bool.
+        held_out: the rows of old documents that were held out from training.
         texts: returns the texts of some rows.
-        encode: encodes texts of a side to unit rows, as the vectors were.
-        seed: of the samples.
+        encode: encodes texts of a side to unit rows, with the encoder of the vectors.
+        seed: the seed of the samples.
     """
     rng = np.random.default_rng(seed)
     old_rows, new_rows = np.flatnonzero(~is_new), np.flatnonzero(is_new)
@@ -186,7 +186,7 @@ def measure_drift(
     pool = some_of(np.arange(len(is_new)), POOL)
 
     def look_at(rows: np.ndarray, unread: np.ndarray) -> Population:
-        """Return what samples of these rows show."""
+        """Return the statistics of samples of these rows."""
         sample, asked = some_of(rows, SAMPLE), some_of(unread, SPANS)
         cosine, astray = leaves.place(vectors_at(sample), sample)
         found = None
@@ -196,7 +196,7 @@ def measure_drift(
             queries = encode([span.inside for span in spans], "query")
             own = np.einsum("ij,ij->i", queries, encode([span.outside for span in spans], "document"))
             scores = queries @ vectors_at(pool).T
-            scores[asked[:, None] == pool[None, :]] = -np.inf  # the document with the piece in it
+            scores[asked[:, None] == pool[None, :]] = -np.inf  # the piece's document, still with the piece in it
             found = float(((scores >= own[:, None]).sum(axis=1) < 10).mean())
         return Population(len(rows), float(cosine.mean()), float(cosine.std()), float(astray.mean()), found, len(asked))
 
@@ -205,7 +205,7 @@ def measure_drift(
 
 
 class _Leaves:
-    """The leaves of a tree as sums of their members, so that a member can be taken out."""
+    """The leaves of a tree as sums of their members, so that one member can be subtracted."""
 
     def __init__(
         self, hierarchy: Hierarchy, tree_rows: np.ndarray, vectors_at: Callable[[np.ndarray], np.ndarray], count: int
@@ -220,17 +220,19 @@ class _Leaves:
             some = slice(start, start + ROWS_AT_ONCE)
             np.add.at(self.sums, leaf[some], vectors_at(rows[some]))
         lengths = np.linalg.norm(self.sums, axis=1, keepdims=True)
-        self.centroids = self.sums / np.maximum(lengths, 1e-12)  # a leaf whose documents are all gone attracts nothing
+        self.centroids = self.sums / np.maximum(lengths, 1e-12)  # an empty leaf stays 0 and attracts nothing
 
     def place(self, vectors: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nearest leaf's cosine and whether a walk goes astray, each (B,)."""
+        """Return the nearest leaf's cosine, and whether a walk goes astray, each (B,)."""
         scores = vectors @ self.centroids.T  # (B, leaves)
         own = self.leaf_of[rows]
         members = np.flatnonzero(own >= 0)
         rest = self.sums[own[members]] - vectors[members]
         lengths = np.linalg.norm(rest, axis=1)
         alone = np.einsum("ij,ij->i", rest, vectors[members]) / np.maximum(lengths, 1e-6)
-        scores[members, own[members]] = np.where(lengths > 1e-3, alone, -1.0)  # nothing is left of a leaf of one
+        scores[members, own[members]] = np.where(
+            lengths > 1e-3, alone, -1.0
+        )  # a leaf of one member is empty without it
         above = self.hierarchy.ancestors(self.hierarchy.depth - 1, scores.argmax(axis=1))[:, 1]
         return scores.max(axis=1), above != self.hierarchy.walk(vectors)[1][:, 0]
 
@@ -264,7 +266,7 @@ def _differ(higher: float, count: int, lower: float, other_count: int, least: fl
 
 
 def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode, ...]:
-    """Return the nodes of level 1 that grew by more than their share and chance."""
+    """Return the regions that grew by more than their share, beyond chance."""
     if tree is None or not tree.hierarchy.levels:
         return ()
     later, vectors = reader.vectors(after=int(tree.numbers.max(initial=0)))
@@ -276,14 +278,14 @@ def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode
         return ()
     count, node_of = hierarchy.node_count(1), hierarchy.walk(vectors)[1][:, 0]
     added, before = np.bincount(node_of, minlength=count), np.bincount(old_node_of, minlength=count)
-    # Not all documents go to the node that clustering put them under, so old ones are sent down the tree as well.
+    # A walk does not always reach the node that clustering chose, so compare with walks of old documents.
     some = np.sort(np.random.default_rng(0).choice(old, min(len(old), WALKED), replace=False))
     walked = np.bincount(hierarchy.walk(reader.vectors_at(some))[1][:, 0], minlength=count)
     ratio = added.sum() / len(some)
     surplus = added - walked * ratio
-    error = np.sqrt(np.maximum(walked * ratio, 1) * (1 + ratio))  # of what was added, and of what was expected
+    error = np.sqrt(np.maximum(walked * ratio, 1) * (1 + ratio))  # both counts, added and expected, are uncertain
     nodes = np.flatnonzero((added >= LEAST_GROWTH) & (surplus > STANDARD_ERRORS * error))
-    from hce.tree.names import distinguishing_words  # with scikit-learn
+    from hce.tree.names import distinguishing_words  # imports scikit-learn
 
     regions = []
     for node in nodes[np.argsort(-surplus[nodes], kind="stable")][:REGIONS].tolist():

@@ -1,11 +1,11 @@
-"""Filters on metadata: equality, one of several, none of them, ranges; from mappings or `field>=value`, to SQL.
+"""Filters on metadata: a value, one of several, none of several, or a range; given as mappings or `field>=value`.
 
-Values and names of fields reach SQLite as bound parameters only.
+A filter is compiled to SQL. Values and names of fields reach SQLite as bound parameters only.
 
-A value is compared with values of its own kind: the number 7 is not the text "7", nor 1 true. A range between numbers
-also takes texts that spell a number, since every cell of a CSV file is text. Of a list, one fitting element is enough.
-None means that the field is missing or null. A condition `ne` also holds if the field is missing. A field within a
-field is named with a dot, `meta.year`, unless a document has a field of just that name.
+A value is compared with values of its own type: the number 7 is not the text "7", and 1 is not true. A range between
+numbers also matches texts that spell a number, since every cell of a CSV file is text. A list matches if one of its
+elements does. None matches a field that is missing or null. A condition `ne` also matches if the field is missing. A
+dot leads into a nested field, `meta.year`, unless a document has a field with exactly that name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hce.data.text import is_unicode
 from hce.errors import InputError
 
 Filter = Mapping[str, Any]
-"""Field → value, list of values, range, or what it must not be:
+"""Field → value, list of values, range, or excluded values:
 `{"lang": "en", "tag": ["a", "b"], "year": {"gte": 2000, "lt": 2010}, "kind": {"ne": ["memo", "draft"]}}`."""
 
 RANGE = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
@@ -29,16 +29,16 @@ BOOLEANS = {"true": True, "false": False}
 SCALARS = (str, int, float, bool, type(None))
 MOST_VALUES = 30_000  # in all of a filter; SQLite takes 32,766 parameters
 LARGEST_INTEGER = 2**63 - 1
-MOST_FIELDS = 200  # SQLite takes a depth of 1,000 in a statement
+MOST_FIELDS = 200  # SQLite limits the depth of a statement to 1,000
 SIGNS = ("=", "!=", ">=", "<=", ">", "<", "in", "not in")
 COMPARISON = re.compile("[=<>]")
-SIGN = re.compile(r"[=<>!~]+|\s(?:not )?in\s")  # without a choice of where to begin, so that a search takes one pass
+SIGN = re.compile(r"[=<>!~]+|\s(?:not )?in\s")  # no \s* at its start, so that a search takes one pass
 JOINED = re.compile(r"\s(or|and|\|\||&&)\s", re.IGNORECASE)
-SAMPLE = 1000  # documents whose fields are named to who asks for an unknown one
+SAMPLE = 1000  # documents whose fields an error about an unknown field lists
 
 
 class Condition(NamedTuple):
-    """The part of an SQL statement after WHERE, its parameters, its fields, and those that may be missing."""
+    """An SQL condition, its parameters, the fields it names, and those of them that may be missing."""
 
     sql: str
     parameters: dict[str, Any]
@@ -47,14 +47,14 @@ class Condition(NamedTuple):
 
 
 def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
-    """Read conditions such as 'lang=en', 'year>=2000', 'tag in a,b', 'kind!=memo'.
+    """Parse conditions such as 'lang=en', 'year>=2000', 'tag in a,b', 'kind!=memo'.
 
     >>> parse_clauses(["year>=2000", "year<2010", "lang in en,fr", "kind not in memo,draft", "meta.open=true"])
     {'year': {'gte': 2000, 'lt': 2010}, 'lang': ['en', 'fr'], 'kind': {'ne': ['memo', 'draft']}, \
 'meta.open': ['true', True]}
 
     Raises:
-        InputError: a clause that is none of these, or two for one field that do not go together.
+        InputError: a clause is none of these, or two clauses for one field cannot be combined.
     """
     conditions: dict[str, Any] = {}
     for clause in clauses:
@@ -72,7 +72,7 @@ def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
 
 
 def _parts(clause: str) -> tuple[str, str, str]:
-    """Split a clause at its first sign into field, sign and value, in one pass."""
+    """Split a clause at its first operator into field, operator and value."""
     found = SIGN.search(clause)
     field, sign = (clause[: found.start()].strip(), found[0].strip()) if found else ("", "")
     if found is None or sign not in SIGNS or not field:
@@ -83,16 +83,16 @@ def _parts(clause: str) -> tuple[str, str, str]:
         )
     value = clause[found.end() :].strip()
     joined = JOINED.search(value)
-    if joined and (SIGN if sign.endswith("in") else COMPARISON).search(value, joined.end()):  # and no text with an "or"
+    if joined and (SIGN if sign.endswith("in") else COMPARISON).search(value, joined.end()):  # a value may contain "or"
         raise InputError(
-            f"condition {clause!r}: give one condition at a time, without {joined[1]!r}; all that are given must hold, "
-            f"and '{field} in a,b' holds for either value"
+            f"condition {clause!r}: give one condition at a time, without {joined[1]!r}; a document must match all of "
+            f"them, and '{field} in a,b' matches either value"
         )
     return field, sign, value
 
 
 def compile_filter(conditions: Filter) -> Condition:
-    """Turn a filter into SQL over the column `metadata`; InputError if not valid."""
+    """Compile a filter to SQL over the column `metadata`; InputError if invalid."""
     if not isinstance(conditions, Mapping):
         raise InputError(f"a filter is a mapping of fields to values, not a {type(conditions).__name__}")
     if len(conditions) > MOST_FIELDS:
@@ -112,7 +112,7 @@ def compile_filter(conditions: Filter) -> Condition:
 
 
 def _split(wanted: Any) -> tuple[list[Any] | None, Any]:
-    """Return the values that a field must not have, and what else is asked, or None."""
+    """Split a condition into excluded values and the rest, each None if missing."""
     if not isinstance(wanted, Mapping) or NOT_EQUAL not in wanted:
         return None, _listed(wanted) if not isinstance(wanted, Mapping) else wanted
     rest = {name: end for name, end in wanted.items() if name != NOT_EQUAL}
@@ -124,7 +124,7 @@ def _listed(values: Any) -> list[Any]:
 
 
 def field_exists(field: str) -> Condition:
-    """Return the condition that a document has a field, if only with null in it."""
+    """Return the condition that a document has a field, even if it holds null."""
     parameters = _Parameters()
     kind = _Place.of(field, parameters).kind
     return Condition(f"{kind} IS NOT NULL", parameters, (field,), ())
@@ -133,7 +133,7 @@ def field_exists(field: str) -> Condition:
 def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
     """Return the statement that counts documents by a field's values, most first.
 
-    Its rows are a value, the JSON type of it, and how many documents have it. Of a list, each element counts once.
+    A row has a value, its kind ('bool' or 'other'), and the number of documents. Each element of a list counts once.
     """
     condition = compile_filter(conditions or {})
     parameters = _Parameters(condition.parameters)
@@ -153,12 +153,12 @@ class FieldSummary:
     """A field of the metadata in some documents.
 
     Attributes:
-        name: as a condition names it.
-        documents: how many have a value.
-        values: how many different values there are; of a list, each element is one.
-        example: a value.
-        least: the smallest value, if all are numbers.
-        most: the largest one.
+        name: the name to use in a condition.
+        documents: how many documents have a value.
+        values: how many different values there are; each element of a list is one.
+        example: the first value.
+        least: the smallest value; None unless all are numbers.
+        most: the largest value; None unless all are numbers.
     """
 
     name: str
@@ -170,7 +170,7 @@ class FieldSummary:
 
 
 def summarize_fields(metadata: Iterable[Mapping[str, Any]]) -> list[FieldSummary]:
-    """Summarize the fields of some documents, in order, without empty ones.
+    """Summarize the fields of documents, in order of appearance; skip empty ones.
 
     >>> rows = [{"lang": "en", "meta": {"year": 2001}}, {"lang": "en", "meta": {"year": 1999}, "note": None}]
     >>> [(each.name, each.documents, each.values, each.least) for each in summarize_fields(rows)]
@@ -201,7 +201,7 @@ def _values_in(fields: Mapping[str, Any], before: str) -> Iterator[tuple[str, An
 
 
 def field_names(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Name the fields of documents in alphabetical order, nested ones with a dot.
+    """List the fields of documents alphabetically; nested names have dots.
 
     >>> field_names([{"lang": "en", "meta": {"year": 2001}}, {"tags": ["a"]}])
     ['lang', 'meta.year', 'tags']
@@ -210,14 +210,14 @@ def field_names(metadata: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 class _Place(NamedTuple):
-    """The JSON path of a field in a document's metadata and the JSON type of what is there, or NULL, as SQL."""
+    """SQL for a field in a document's metadata: its JSON path, and the JSON type of its value, or NULL."""
 
     path: str
     kind: str
 
     @classmethod
     def of(cls, field: str, parameters: _Parameters) -> _Place:
-        """Refer to a field by its name, or, with dots, by its way down."""
+        """Refer to a field by its full name, or else by the names between its dots."""
         path = parameters.add(_path([field]))
         if "." not in field:
             return cls(path, f"json_type(metadata, {path})")
@@ -226,24 +226,24 @@ class _Place(NamedTuple):
         return cls(either, f"json_type(metadata, {either})")
 
     def holds(self, test: Callable[[str, str], str]) -> str:
-        """Return the SQL test for the field, or for one element of a list in it."""
+        """Return the SQL that tests the field, or any element if it holds a list."""
         of_element, of_value = test("atom", "type"), test(f"json_extract(metadata, {self.path})", self.kind)
         elements = f"SELECT 1 FROM json_each(metadata, {self.path}) WHERE {of_element}"  # noqa: S608  no values in it
         return f"(CASE {self.kind} WHEN 'object' THEN 0 WHEN 'array' THEN EXISTS ({elements}) ELSE {of_value} END)"
 
 
 class _Parameters(dict[str, Any]):
-    """Values by the names under which a statement refers to them."""
+    """The parameters of a statement: name → value."""
 
     def add(self, value: Any) -> str:
-        """Add a value as SQLite takes it: a larger integer as the nearest float."""
+        """Add a value; an integer too large for SQLite becomes the nearest float."""
         if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
             try:
                 value = float(value)
             except OverflowError:
                 value = math.inf if value > 0 else -math.inf
         if isinstance(value, str) and not is_unicode(value):
-            raise InputError(f"value {value!r}: it has half a surrogate pair, which cannot be looked for")
+            raise InputError(f"value {value!r}: it has half a surrogate pair, which cannot be searched for")
         name = f"p{len(self)}"
         self[name] = value
         return f":{name}"
@@ -252,17 +252,19 @@ class _Parameters(dict[str, Any]):
 def _path(names: list[str]) -> str:
     for name in names:
         if not isinstance(name, str) or any(sign in name for sign in '"\\') or not name.isprintable():
-            raise InputError(f"field {name!r}: only fields without quotes and backslashes can be filtered by")
+            raise InputError(f"field {name!r}: a filter takes only fields without quotes and backslashes")
     return "$" + "".join(f'."{name}"' for name in names)
 
 
 def _equality_test(field: str, values: list[Any], parameters: _Parameters) -> Callable[[str, str], str]:
-    """Return the SQL test that a value of a type is one of these, as a function."""
+    """Return a function from the SQL of a value and its type to a test of equality."""
     for value in values:
         if not isinstance(value, SCALARS):
             raise InputError(f"field {field!r}: cannot be compared with a {type(value).__name__}; give text or numbers")
     if len(parameters) + len(values) > MOST_VALUES:
-        raise InputError(f"field {field!r}: {len(values):,} values are too many; {MOST_VALUES:,} at most in a filter")
+        raise InputError(
+            f"field {field!r}: {len(values):,} values are too many; a filter takes {MOST_VALUES:,} at most"
+        )
     plain = [value for value in values if value is not None and not isinstance(value, bool)]
     names = ", ".join(parameters.add(value) for value in plain)
     booleans = ", ".join(f"'{name}'" for name, value in BOOLEANS.items() if any(each is value for each in values))
@@ -275,7 +277,9 @@ def _equality_test(field: str, values: list[Any], parameters: _Parameters) -> Ca
 
 def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) -> Callable[[str, str], str]:
     if not ends or any(name not in RANGE for name in ends):
-        raise InputError(f"field {field!r}: a range is made of {', '.join(RANGE)}, not of {list(ends)}; ne excludes")
+        raise InputError(
+            f"field {field!r}: a range is made of {', '.join(RANGE)}, not of {list(ends)}; ne excludes values"
+        )
     texts = {isinstance(end, str) for end in ends.values()}
     if len(texts) > 1 or not all(isinstance(end, (str, int, float)) for end in ends.values()):
         raise InputError(f"field {field!r}: the ends of a range are both numbers or both texts, not {dict(ends)}")
@@ -284,8 +288,8 @@ def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) ->
         return lambda value, _: (
             f"(typeof({value}) = 'text'" + "".join(f" AND {value} {each}" for each in compared) + ")"
         )
-    # Next to a numeric CAST, SQLite reads a text that spells a number as that number. Any other text is above all
-    # numbers, infinity included, and so is left out.
+    # Compared with a numeric CAST, SQLite converts a text that spells a number. Any other text sorts above all numbers,
+    # infinity included, so the upper bound excludes it.
     compared = [f"{RANGE[name]} CAST({parameters.add(end)} AS NUMERIC)" for name, end in ends.items()]
     compared.append("<= CAST(9e999 AS NUMERIC)")
     return lambda value, kind: (
@@ -294,7 +298,7 @@ def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) ->
 
 
 def _wanted(sign: str, value: str) -> dict[str, Any] | list[Any]:
-    """Read a condition of the command line: an end of a range, or values."""
+    """Convert a condition of the command line to an end of a range, or to values."""
     end = next((name for name, operator in RANGE.items() if operator == sign), None)
     if end is not None:
         return {end: _number_or_text(value)}
@@ -313,7 +317,7 @@ def _number_or_text(text: str) -> float | int | str:
 
 
 def _spellings(text: str) -> list[Any]:
-    """Return what a word may stand for: the text, a number or a truth value."""
+    """Return a text, and the number or truth value that it spells, if any."""
     if text.lower() in BOOLEANS:
         return [text, BOOLEANS[text.lower()]]
     number = _number_or_text(text)
