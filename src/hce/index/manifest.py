@@ -1,7 +1,7 @@
-"""Manifest: what an index is made of; and IndexStatus: its counts and sizes.
+"""Manifest: the file that names an index's encoder, engine and folders. IndexStatus: the index's counts and sizes.
 
-The manifest is written last, so that its presence means that the rest is there. It holds its own checksum. It may come
-from a stranger: it can name nothing outside of the index's folder.
+The manifest is written last, so an index with a manifest is complete. It contains its own checksum. It may come from a
+stranger, so it cannot name anything outside the index's folder.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from hce.search.fusion import Calibration
 FORMAT = 2  # 1 was that of 0.1.0
 MANIFEST_FILE = "manifest.json"
 ENCODER_FOLDER = "encoder"
-IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # of the first encoder; later ones add the number of a change
+IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # encoders after the first add the number of a change
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 IS_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})(-[0-9]+)?")
-EARLIER = {"dtype"}  # fields that 0.2.0 wrote
-OUTGROWN = 4  # documents for each that a table was fitted to
+EARLIER = {"dtype"}  # fields that 0.2.0 wrote, and that are ignored
+OUTGROWN = 4  # documents there are for each that a table was fitted to, above which it is fitted again
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFacts:
-    """An encoder of an index, and what changes with it.
+    """An encoder of an index, and the settings that belong to it.
 
     Attributes:
         encoder: its name.
         dim: the length n of a vector.
-        encoder_files: size and time of change of each file of the encoder, which need not be hashed if these are equal.
-        base_encoder: what the encoder was trained from, if known.
-        window: how many tokens the encoder reads at once: a longer document is read in passages.
+        encoder_files: size and modification time of each file of the encoder; if these match, no file is hashed.
+        base_encoder: the encoder that training began with, if known.
+        window: how many tokens the encoder reads at once; a longer document also gets passages.
         hierarchy: the folder of the tree, if there is one.
         words_share: how much words count in a hybrid search, from 0 to 1.
         tokens_share: how much tokens count in the order of the first hits, from 0 to below 1.
         shares: how the shares were chosen, see `hce.search.fusion.Calibration`; None if they were given.
-        fitted_documents: how many documents the encoder's table was fitted to; None if it was not, or was trained.
-        familiar: the last number that there was when the index got its encoder; None for the last one at creation.
+        fitted_documents: how many documents a table was fitted to for this index; None for any other encoder.
+        familiar: the last document number when the index got its encoder; None means the last one at creation.
     """
 
     encoder: str
@@ -65,11 +65,11 @@ class EncoderFacts:
 
     @property
     def suffix(self) -> str:
-        """The end of the names of the encoder's folders."""
+        """The suffix of all folders that belong to the encoder."""
         return self.encoder_folder.removeprefix("encoder")
 
     def soundness(self) -> dict[str, bool]:
-        """Return, for each value about the encoder, whether an index can have it."""
+        """Return for each field whether its value is valid."""
         return {
             "dim": 0 < self.dim <= MOST_DIMENSIONS,
             "encoder_folder": IS_ENCODER_FOLDER.fullmatch(self.encoder_folder) is not None,
@@ -85,10 +85,10 @@ EXCHANGED = [field.name for field in fields(EncoderFacts)]
 
 @dataclass(frozen=True, kw_only=True)
 class StandbyEncoder(EncoderFacts):
-    """An encoder whose vectors in the store are not the active ones: see `reindex` in `hce.index.create`.
+    """An encoder whose vectors are in the store but not active: see `reindex` in `hce.index.create`.
 
-    It was active until the last reindexing (`was_in_force`); or a reindexing to it was begun, with `spec` as it was
-    given.
+    Either it was active until the last reindexing (`was_in_force`), or a reindexing to it has begun. Then `spec` is the
+    name that this reindexing was given.
     """
 
     was_in_force: bool
@@ -97,20 +97,21 @@ class StandbyEncoder(EncoderFacts):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(EncoderFacts):
-    """What an index is made of, whatever documents come and go.
+    """The settings of an index, which stay the same while documents are added and removed.
+
+    `beside` holds the fields of the standby encoder, if there is one: see `StandbyEncoder`.
 
     Attributes:
-        created: when, in ISO 8601.
-        documents: how many there were at creation; they have the numbers 1 … documents.
-        corpus: name and fingerprint of the collection that the index was made of.
-        language: of the texts, for the endings of their words.
-        engine_at: the address of an engine that lives elsewhere.
-        since: the number of the store's change since which its vectors are of this encoder.
-        beside: the standby encoder: see `StandbyEncoder`.
-        switch: change and token of a write of the store that activates the standby encoder. Its commit decides, so a
-            manifest that names both encoders is right before it and after.
-        calibration: from where on a hit is a good match, see `Index.good_match`; None if unknown.
-        fields: the fields that held id, text and title if they were named, for documents that are added.
+        created: the time of creation, in ISO 8601.
+        documents: how many documents there were at creation; they have the numbers 1 … documents.
+        corpus: name and fingerprint of the corpus that the index was created from.
+        language: the language of the texts, for stemming.
+        engine_at: the address of an engine elsewhere, such as Milvus.
+        since: the number of the write that activated this encoder's vectors; 0 for the first encoder.
+        switch: number and token of the write that activates the standby encoder. The manifest is right before and after
+            its commit, as it names both encoders: whether the store has this write decides which one is active.
+        calibration: thresholds of a good match, see `Index.good_match`; None if unknown.
+        fields: the record fields that hold id, text and title, if the user named them; for documents added later.
         hce: the version that wrote the manifest.
     """
 
@@ -134,14 +135,14 @@ class Manifest(EncoderFacts):
 
     @property
     def search(self) -> str:
-        """How much words and tokens count in a search, and how that was chosen."""
+        """A sentence about how much words and tokens count in a search, and how that was chosen."""
         if self.shares is not None:
             return Calibration.read(self.shares).summary()
         return f"words count {self.words_share:.2f}, tokens count {self.tokens_share:.2f}"
 
     @property
     def curves(self) -> dict[str, list[tuple[float, float]]]:
-        """For each share that was calibrated, the nDCG@10 by its values."""
+        """For each calibrated share, pairs of a value and its nDCG@10."""
         return {} if self.shares is None else Calibration.read(self.shares).curves
 
     def standby(self) -> StandbyEncoder | None:
@@ -149,7 +150,7 @@ class Manifest(EncoderFacts):
         return None if self.beside is None else checked_fields(StandbyEncoder, self.beside)
 
     def folders(self) -> set[str]:
-        """Return the names of all folders of the index that are of use."""
+        """Return the names of all folders that the index uses."""
         other = self.standby()
         named = {f"{kind}{self.suffix}" for kind in FOLDERS if kind != "hierarchy"} | {str(self.hierarchy)}
         if other is None:
@@ -157,11 +158,11 @@ class Manifest(EncoderFacts):
         return named | {f"{kind}{other.suffix}" for kind in FOLDERS} | {str(other.hierarchy)}
 
     def with_active(self, other: StandbyEncoder) -> Manifest:
-        """Return this manifest with another encoder as the active one."""
+        """Return this manifest with another active encoder."""
         return replace(self, **{name: getattr(other, name) for name in EXCHANGED})
 
     def at(self, moment_at: Callable[[int, str], Moment | None]) -> Manifest:
-        """Return what is true in a store that knows these moments."""
+        """Return this manifest with its switch decided: does the store know that write?"""
         other = self.standby()
         if self.switch is None or other is None:
             return self
@@ -175,11 +176,11 @@ class Manifest(EncoderFacts):
 
     @classmethod
     def read(cls, folder: Path, reader: Reader | None = None) -> Manifest:
-        """Read an index's manifest as of the moment of a reader, by default the present.
+        """Read an index's manifest as of a reader's moment, by default now.
 
         Raises:
             FormatError: there is none, it is damaged, or a newer version wrote it.
-            OutsideError: it is no regular file.
+            OutsideError: it is not a regular file.
         """
         if not is_file(folder / MANIFEST_FILE):
             raise FormatError(f"{folder}: no index there ({MANIFEST_FILE} is missing); 'hce index' makes one")
@@ -189,12 +190,12 @@ class Manifest(EncoderFacts):
         try:
             manifest = checked_fields(cls, values)
             manifest._check()
-            if manifest.switch is not None:  # of a reindexing that is at its end, or was broken off there
+            if manifest.switch is not None:  # a reindexing is at its last step, or was killed there
                 manifest = manifest._decided(folder, reader)
         except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
         strange = values.keys() - {field.name for field in fields(cls)} - EARLIER
-        if is_as_written is False or (is_as_written is None and strange):  # of which one may have been the checksum
+        if is_as_written is False or (is_as_written is None and strange):  # the checksum's own name may be damaged
             raise FormatError(
                 f"{folder}: {MANIFEST_FILE} is not as it was written; restore it from a copy, or, if the change was "
                 "meant, take the checksum out of it"
@@ -203,7 +204,7 @@ class Manifest(EncoderFacts):
 
     @classmethod
     def settled(cls, folder: Path, writer: Reader) -> Manifest:
-        """Read an index's manifest within a write: an undecided switch never will be."""
+        """Read the manifest within a write; an undecided switch has failed, so drop it."""
         return replace(cls.read(folder, writer), switch=None)
 
     def _decided(self, folder: Path, reader: Reader | None) -> Manifest:
@@ -213,7 +214,7 @@ class Manifest(EncoderFacts):
             return self.at(present.moment_at)
 
     def _check(self) -> None:
-        """Refuse values that no index has."""
+        """Fail on values that no index can have."""
         other = self.standby()
         sound = {
             "format": self.format == FORMAT,
@@ -230,24 +231,25 @@ class Manifest(EncoderFacts):
 
 @dataclass(frozen=True)
 class IndexStatus:
-    """Counts, sizes and names of an index; `Manifest` explains the fields that are not explained here.
+    """Counts, sizes and names of an index; `Manifest` explains the other fields.
 
     Attributes:
-        added: how many of them were not there at creation, or had another text.
-        removed: how many of those at creation are gone, or have another text.
+        documents: how many there are now.
+        added: how many of these were not there at creation, or had another text.
+        removed: how many of the documents at creation are gone, or have another text.
         changed: when the index was last written to.
         engine: the name of the engine that searches.
-        pending: how many additions and removals the engine's snapshot on disk is behind.
+        pending: how many additions and removals the engine's snapshot on disk lacks.
         tree_levels: the depth L of the tree, its levels below the root; 0 without a tree.
-        bytes: of all files.
-        reindexing: the name of the encoder that a reindexing was begun to.
+        bytes: the size of all files.
+        reindexing: the name of the new encoder, if a reindexing has begun.
         earlier: the name of the encoder before the last reindexing, if it is kept.
-        tokens: whether tokens reorder the first hits.
-        recall: the share of their ten nearest documents that moved documents found when the engine was built; None
-            if every vector is scored, or no snapshot is there.
+        tokens: whether the index keeps tokens, which reorder the first hits.
+        recall: the share of the ten nearest documents that the engine found when it was built, for test queries made
+            from documents. None if every vector is scored, or there is no snapshot.
         rescored: how many candidates a search for ten documents scores again by their vectors.
         search: how much words and tokens count, and how that was chosen.
-        curves: for each share that was calibrated, the nDCG@10 by its values.
+        curves: for each calibrated share, pairs of a value and its nDCG@10.
     """
 
     path: str
@@ -276,7 +278,7 @@ class IndexStatus:
 
     @property
     def has_outgrown_its_table(self) -> bool:
-        """Whether a table was fitted to so few of the documents there are now that fitting it to all would pay."""
+        """Whether a table was fitted to too few of the current documents, so that a `rebuild` fits it again."""
         return self.fitted_documents is not None and self.documents > OUTGROWN * self.fitted_documents
 
     def as_dict(self) -> dict[str, Any]:
@@ -285,12 +287,12 @@ class IndexStatus:
 
 
 def is_index(path: str | Path) -> bool:
-    """Return whether a folder holds an index: a store and, written last, a manifest."""
+    """Return whether a folder holds an index: a store, and a manifest, written last."""
     return all(is_file(Path(path) / name) for name in (STORE_FILE, MANIFEST_FILE))
 
 
 def delete_other_folders(index_folder: Path, manifest: Manifest) -> None:
-    """Delete folders that a manifest does not name; call it within a write."""
+    """Delete the index's folders that a manifest does not name; call it in a write."""
     delete_leftovers(index_folder)
     for name in names_in(index_folder):
         if IS_FOLDER.fullmatch(name) and name not in manifest.folders():
@@ -298,12 +300,12 @@ def delete_other_folders(index_folder: Path, manifest: Manifest) -> None:
 
 
 def size_on_disk(folder: Path) -> int:
-    """Count the bytes of all files in a folder, in which others may be writing."""
+    """Return the size of all files in a folder, while others may be writing there."""
     return sum(found.st_size for found in check_tree(folder).values())
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """Return inode and time of a file: both change when it is written again."""
+    """Return inode and modification time of a file: both change when it is replaced."""
     try:
         found = path.stat()
     except OSError:
@@ -312,5 +314,5 @@ def file_stamp(path: Path) -> tuple[int, int]:
 
 
 def file_stamps(folder: Path) -> dict[str, list[int]]:
-    """Return size and time of last change of each file, by its path below the folder."""
+    """Return size and modification time of each file, by its path below the folder."""
     return {name: [found.st_size, found.st_mtime_ns] for name, found in check_tree(folder).items()}

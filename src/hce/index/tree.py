@@ -1,8 +1,8 @@
-"""The tree of an index: a hierarchy with the numbers of its documents, their paths, and what can be browsed.
+"""The tree of an index: a hierarchy with document numbers, the paths of documents, and views for browsing.
 
-A tree is derived: it can be grown again from the documents there are. Each has a folder of its own, and the manifest
-names the current one. Documents that are gone are not shown. Those that came later are put where a walk down from the
-root leads them.
+A tree is derived: it can be grown again from the current documents. Each tree has a folder of its own, and the manifest
+names the current one. Removed documents are not shown. A document that came later belongs to the leaf that a walk down
+from the root reaches.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "hierarchy"  # of the first tree; later ones add the number of a change
-MOST_READ = 1 << 20  # documents, from all over, that nodes are named after; of more, the words would take much memory
+FOLDER = "hierarchy"  # the first tree's; later trees add the number of a change
+MOST_READ = 1 << 20  # documents, evenly spread, whose words name the nodes; the words of more would need much memory
 ROWS_AT_ONCE = 16_384
 
 
 class NumberedHierarchy(NamedTuple):
-    """A hierarchy, and the number in the store of each of its documents, of shape (N,), int64."""
+    """A hierarchy, and the store's number for each of its documents, of shape (N,), int64."""
 
     hierarchy: Hierarchy
     numbers: np.ndarray
 
     def save(self, folder: Path) -> None:
-        """Write the tree and the numbers into a new folder, all or nothing."""
+        """Write tree and numbers to a new folder, all or nothing."""
         self.hierarchy.save(folder, self.numbers)
 
     @classmethod
     def load(cls, folder: Path) -> NumberedHierarchy:
-        """Read what `save` wrote; FormatError if nothing is there, or it is damaged."""
+        """Load a saved tree; FormatError if it is missing or damaged."""
         hierarchy, path = Hierarchy.load(folder), folder / NUMBERS
         try:
-            numbers = np.array(np.load(plain_path(path), mmap_mode="r", allow_pickle=False))  # no longer than its file
+            # Mapped, so that a header that claims too much fails instead of filling the memory.
+            numbers = np.array(np.load(plain_path(path), mmap_mode="r", allow_pickle=False))
         except (OSError, ValueError, EOFError) as error:
             raise FormatError(f"{path}: damaged ({error}); rebuild the index") from error
         if numbers.shape != (len(hierarchy),) or numbers.dtype != np.int64:
@@ -61,13 +62,13 @@ class NumberedHierarchy(NamedTuple):
 
 
 def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarchy | None:
-    """Read the tree of the encoder with this suffix, by default the current one."""
+    """Load the tree of the encoder with this suffix, by default the active one."""
     failed = None
     while True:
         manifest = Manifest.read(index_folder)
         name, standby = manifest.hierarchy, manifest.standby()
         if standby is not None and suffix not in (None, manifest.suffix):
-            grown = f"{FOLDER}{suffix}"  # by a reindexing that is under way
+            grown = f"{FOLDER}{suffix}"  # a running reindexing may have grown it already
             name = standby.hierarchy or (grown if is_folder(index_folder / grown) else None)
         if name is None:
             return None
@@ -75,7 +76,7 @@ def load_tree(index_folder: Path, suffix: str | None = None) -> NumberedHierarch
             is_folder(index_folder / name, index_folder)
             return NumberedHierarchy.load(index_folder / name)
         except FormatError as error:
-            if name == failed:  # else another process may have just rebuilt the index
+            if name == failed:  # at the first failure, look again: another process may have just rebuilt the index
                 warn_once(logger, f"{error} (it is left out until 'hce rebuild {index_folder}' grows it again)")
                 return None
             failed = name
@@ -85,7 +86,7 @@ def grow_named_tree(
     vectors: np.ndarray, texts: Iterable[str], device: Any = None, *, progress: bool = False
 ) -> Hierarchy | None:
     """Grow a tree; the first process names its nodes. None for too few documents."""
-    from hce.processes import is_first_process  # with torch and scikit-learn, which are not needed to look at a tree
+    from hce.processes import is_first_process  # these import torch and scikit-learn, which browsing does not need
     from hce.tree.names import name_nodes
 
     if len(vectors) < 2:
@@ -102,7 +103,7 @@ def grow_named_tree(
 
 
 def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Return the folder of a tree of just these documents: `name`, or a new one."""
+    """Return the folder of a tree of the current documents: `name`, or a new one."""
     with suppress(FormatError):
         if np.array_equal(NumberedHierarchy.load(index_folder / name).numbers, reader.numbers()):
             return name
@@ -110,7 +111,7 @@ def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool
 
 
 def grow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Grow a tree of all documents in a folder; None if they are too few."""
+    """Grow a tree of all documents in folder `name`; None if they are too few."""
     with all_vectors(reader, index_folder) as (numbers, vectors):
         tree = grow_named_tree(vectors, (text for _, text in reader.texts()), progress=progress)
     if tree is None:
@@ -124,7 +125,7 @@ def hierarchy_folder(path: str | Path) -> Path | None:
     """Find the folder of a tree in an index, in a model, or at `path` itself.
 
     Raises:
-        FormatError: `path` is an index that was made without a tree.
+        FormatError: `path` is an index without a tree.
     """
     path, candidates = Path(path), [FOLDER, "."]
     if is_index(path):
@@ -141,7 +142,7 @@ def hierarchy_folder(path: str | Path) -> Path | None:
 
 @dataclass(frozen=True)
 class PathNode:
-    """A node on a document's path: level (1 is below the root), place in that level, and the words of its name."""
+    """A node on a document's path: its level (1 is below the root), its position there, and the words of its name."""
 
     level: int
     node: int
@@ -165,7 +166,7 @@ def paths_of(reader: Reader, tree: NumberedHierarchy, numbers: Iterable[int]) ->
 
 
 def _leaves_of(reader: Reader, tree: NumberedHierarchy, wanted: np.ndarray) -> np.ndarray:
-    """Return the leaf of each document; -1 if the tree is of another dimension."""
+    """Return the leaf of each document; -1 if tree and vectors differ in length."""
     place = np.minimum(np.searchsorted(tree.numbers, wanted), len(tree.numbers) - 1)
     leaves = tree.hierarchy.document_parent[place].astype(np.int64)
     later = tree.numbers[place] != wanted
@@ -183,7 +184,7 @@ def _leaves_of(reader: Reader, tree: NumberedHierarchy, wanted: np.ndarray) -> n
 def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the numbers of all documents, rising, (N,), and their vectors, (N, n).
 
-    Many vectors are put into a temporary file in `folder`; a kill leaves nothing.
+    If they need too much memory, the vectors are mapped from a temporary file in `folder`. A kill leaves no file.
     """
     numbers = reader.numbers()
     if 4 * reader.dim * len(numbers) <= HELD:  # they fit into memory
@@ -201,23 +202,23 @@ def all_vectors(reader: Reader, folder: Path) -> Iterator[tuple[np.ndarray, np.n
             yield numbers, vectors
 
 
-RIVALS = 3  # siblings that a step shows beside the one taken
-READ_OF_A_LEAF = 1000  # documents, among which the central ones are looked for
+RIVALS = 3  # siblings that a step shows next to the node it takes
+READ_OF_A_LEAF = 1000  # documents whose vectors are read to find the central ones
 
 
 class NotThereError(InputError):
-    """There is no such document, node or tree."""
+    """The document, node or tree does not exist."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree and some of what is below it.
+    """A node of the tree, with some of its children.
 
     Attributes:
         level: 0 is the root.
         size: how many documents are under it.
-        child_count: how many of its children have documents; in the last inner level, how many documents it has.
-        children: the largest of these children, if asked for; documents are not among them.
+        child_count: how many of its children have documents; for a leaf, how many documents it has.
+        children: the largest of these children, if requested; a leaf has none.
     """
 
     level: int
@@ -230,7 +231,7 @@ class Node:
 
 @dataclass(frozen=True)
 class OtherChild:
-    """A sibling of the node that a step leads to."""
+    """A sibling of the node that a step takes."""
 
     node: int
     name: list[str]
@@ -244,8 +245,8 @@ class WayStep:
     Attributes:
         size: how many documents are under the node.
         score: the cosine of the node's centroid to the query or document.
-        siblings: how many nodes there were to choose from, the node included.
-        rivals: the closest of the others.
+        siblings: how many nodes the step chose from, including this one.
+        rivals: the closest of the other nodes.
     """
 
     level: int
@@ -259,9 +260,10 @@ class WayStep:
 
 @dataclass(frozen=True)
 class Way:
-    """The way of a query, or of a document, from the root to the last inner level.
+    """The way of a query or document from the root to a leaf.
 
-    Of a document, `position` is its place among the last node's documents; `came_later` if the tree was grown before.
+    For a document, `position` is its place among the leaf's documents. `came_later` says that the tree was grown before
+    the document came.
     """
 
     steps: list[WayStep]
@@ -270,12 +272,12 @@ class Way:
 
 
 class Places(NamedTuple):
-    """Where the documents of one moment are in a tree.
+    """The places of the documents in a tree, at one moment.
 
     Attributes:
-        numbers: of all documents, in order of leaf, rising within each, of shape (N,).
-        leaf_start: where each leaf's documents begin among `numbers`, of shape (leaves + 1,).
-        sizes: how many documents are under each node, for the levels 0 … L−1.
+        numbers: the numbers of all documents, sorted by leaf and then by number, of shape (N,).
+        leaf_start: the position in `numbers` where each leaf begins, of shape (leaves + 1,).
+        sizes: for the levels 0 … L−1, how many documents are under each node.
     """
 
     moment: Moment
@@ -298,7 +300,7 @@ class Places(NamedTuple):
 
     @property
     def levels(self) -> int:
-        """The number of levels of nodes below the root; documents are one more."""
+        """The number of levels of nodes below the root; documents are one level more."""
         return len(self.sizes) - 1
 
     def documents_of(self, leaf: int) -> np.ndarray:
@@ -306,19 +308,19 @@ class Places(NamedTuple):
         return self.numbers[self.leaf_start[leaf] : self.leaf_start[leaf + 1]]
 
     def leaf_of(self, number: int) -> int:
-        """Return the leaf of a document, by its number."""
+        """Return the leaf of a document."""
         (place,) = np.flatnonzero(self.numbers == number)
         return int(np.searchsorted(self.leaf_start, place, side="right")) - 1
 
     def check(self, level: int, node: int) -> None:
-        """Refuse a node that is not there."""
+        """Fail if there is no such node."""
         if not 0 <= level < len(self.sizes):
             raise NotThereError(f"level {level}: this tree has nodes at levels 0 to {self.levels}")
         if not 0 <= node < len(self.sizes[level]):
             raise NotThereError(f"node {node}: level {level} has nodes 0 to {len(self.sizes[level]) - 1}")
 
     def node(self, level: int, node: int, depth: int = 0, most: int = 0) -> Node:
-        """Describe a node and, `depth` levels down, the `most` largest children of each."""
+        """Describe a node, and `depth` levels down each node's `most` largest children."""
         hierarchy, size = self.tree.hierarchy, int(self.sizes[level][node])
         name = hierarchy.name(level, node)
         if level == self.levels:
@@ -335,7 +337,7 @@ class Places(NamedTuple):
         return children[np.argsort(-sizes, kind="stable")][: int((sizes > 0).sum())]
 
     def central(self, reader: Reader, level: int, node: int, count: int) -> list[int]:
-        """Return documents typical of a node: central ones of its largest children."""
+        """Return typical documents of a node: the central ones of its largest children."""
         hierarchy = self.tree.hierarchy
         if level == hierarchy.depth - 1:
             numbers = self.documents_of(node)[:READ_OF_A_LEAF]
@@ -350,18 +352,18 @@ class Places(NamedTuple):
         ]
 
     def above(self, level: int, node: int) -> list[Node]:
-        """Describe the nodes from the root down to a node, without the node."""
+        """Describe the ancestors of a node, from the root down."""
         way = self.tree.hierarchy.ancestors(level, np.array([node]))[0, :-1]
         return [self.node(*each) for each in enumerate(way.tolist())]
 
     def way_of_query(self, vector: np.ndarray) -> Way:
-        """Return the way of a query's vector (n,) to the closest child at each level."""
+        """Return the way of a query's vector (n,), to the closest child at each level."""
         require_same_length(self.tree, len(vector))
         path = np.concatenate(self.tree.hierarchy.walk(vector[None]), axis=1)[0]
         return Way(self._steps(vector, path.tolist()))
 
     def way_of_document(self, reader: Reader, doc_id: str) -> Way:
-        """Return the path of a document from the root to its leaf."""
+        """Return the way of a document from the root to its leaf."""
         present = reader.present([doc_id])
         if doc_id not in present:
             raise NotThereError(f"no document {doc_id!r} is there")
@@ -373,7 +375,7 @@ class Places(NamedTuple):
         return Way(self._steps(vector, path), position, number not in self.tree.numbers)
 
     def _steps(self, vector: np.ndarray, path: Sequence[int]) -> list[WayStep]:
-        """Describe a path of nodes from the root down as the steps of a vector (n,)."""
+        """Describe the steps of a vector (n,) along a path of nodes from the root."""
         return [self._step(vector, level, parent, node) for level, (parent, node) in enumerate(pairwise(path), start=1)]
 
     def _step(self, vector: np.ndarray, level: int, parent: int, node: int) -> WayStep:
@@ -392,7 +394,7 @@ class Places(NamedTuple):
 
 
 class LiveTree:
-    """The tree of an index and the places of its documents now; for several threads."""
+    """The tree of an index, and the current places of its documents; thread-safe."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
@@ -401,19 +403,19 @@ class LiveTree:
 
     @property
     def node_counts(self) -> list[int]:
-        """The number of nodes of each level below the root; none without a tree."""
+        """The number of nodes at each level below the root; an empty list without a tree."""
         return [len(level.parent) for level in self.index.tree.hierarchy.levels] if self.index.tree else []
 
     @contextmanager
     def now(self, level: int = 0, node: int = 0) -> Iterator[tuple[Reader, Places]]:
-        """Open a reader and its places; NotThereError if there is no such node."""
+        """Open a reader with its places; NotThereError if the node does not exist."""
         with self.index.state.reading() as reader:
             places = self.places_at(reader)
             places.check(level, node)
             yield reader, places
 
     def places_at(self, reader: Reader) -> Places:
-        """Return the places of what a reader sees; NotThereError without a tree."""
+        """Return the places at a reader's moment; NotThereError without a tree."""
         tree = self.index.tree
         if tree is None:
             raise NotThereError("this index carries no tree; index again with one to explore it")
@@ -426,7 +428,7 @@ class LiveTree:
 
 
 def require_same_length(tree: NumberedHierarchy, dim: int) -> None:
-    """Refuse vectors of the encoder before a reindexing, with the tree after it."""
+    """Fail if vectors and tree are of different encoders, as during a reindexing."""
     levels = tree.hierarchy.levels
     if levels and levels[0].centroids.shape[1] != dim:
         raise WriterBusyError("the index has just got another encoder; try again")

@@ -1,8 +1,8 @@
-"""Putting documents into a store: what is refused, what is encoded, and how long documents are cut into passages.
+"""Write documents to a store: check them, encode them, and cut long ones into passages.
 
-A document that the encoder reads to its end has one vector. A longer one has that vector too, which is its place in
-the tree, and one for each of its passages. These are much shorter than the encoder's window: 91 to 95 % of sentences
-led to their text first with passages of 128 tokens, 69 to 79 % with 512 (docs/LOG.md). Words are counted in the same
+Every document has one vector, which also gives its place in the tree. A document longer than the encoder's window also
+has a vector for each of its passages. Passages are much shorter than the window: with passages of 128 tokens, 91 to
+95 % of sentences found their text first; with 512 tokens, 69 to 79 % (docs/LOG.md). Words are counted in the same
 passages.
 """
 
@@ -33,7 +33,7 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def checked(documents: Iterable[Document]) -> Sequence[Document]:
-    """Make sure that documents can be written unchanged."""
+    """Return documents that can be written unchanged; InputError for others."""
     if isinstance(documents, Corpus):
         return documents
     if isinstance(documents, str | Document) or not isinstance(documents, Iterable):
@@ -44,14 +44,14 @@ def checked(documents: Iterable[Document]) -> Sequence[Document]:
     for number, document in enumerate(listed, start=1):
         if not isinstance(document, Document):
             raise InputError(f"number {number} of the documents is a {type(document).__name__}; make it a Document")
-    return Corpus.from_documents(listed)  # which knows what is wrong and says where
+    return Corpus.from_documents(listed)  # raises an error that names the fault and its place
 
 
 def _all_sound(documents: list[Document]) -> bool:
-    """Return whether all documents are sound, ten times as fast as a careful check."""
+    """Return whether all documents are valid; ten times as fast as a careful check."""
     try:
         for document in documents:
-            (document.id + document.title + document.text).encode()  # fails where there is no text, or no Unicode
+            (document.id + document.title + document.text).encode()  # fails unless all three are valid Unicode text
         distinct = {document.id for document in documents}
         return len(distinct) == len(documents) and "" not in distinct and not any(each.is_empty for each in documents)
     except (AttributeError, TypeError, UnicodeEncodeError):
@@ -71,10 +71,10 @@ def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]
 def without_unchanged(
     writer: Writer, chunks: Iterable[list[Document]], advance: Advance, *, keep: bool = True
 ) -> Iterator[list[Document]]:
-    """Delete changed documents, update unchanged ones, and yield what to insert.
+    """Delete changed documents, update unchanged ones, and yield those to insert.
 
-    With `keep=False` unchanged ones too are deleted and inserted under new numbers: a mirror learns of changes only by
-    new and removed numbers.
+    With `keep=False`, unchanged documents too are deleted and inserted under new numbers. A mirror needs this, as it
+    recognizes changes only by new and removed numbers.
     """
     for chunk in chunks:
         present = writer.present(document.id for document in chunk)
@@ -91,8 +91,8 @@ def without_unchanged(
 def insert_documents(
     writer: Writer, chunks: Iterator[list[Document]], encode: Encode, cutter: Cutter, advance: Advance
 ) -> None:
-    """Encode chunks of documents here, while another thread works with SQLite."""
-    before: dict[str, np.ndarray] = {}  # vectors of the chunk before, which is not in the store yet
+    """Encode chunks of documents here, while another thread reads and writes SQLite."""
+    before: dict[str, np.ndarray] = {}  # vectors of the previous chunk, which may not be in the store yet
     with ThreadPoolExecutor(1) as sqlite:
         inserting = None
         looking = sqlite.submit(_next_chunk, writer, chunks)
@@ -110,7 +110,7 @@ def insert_documents(
 
 
 def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter) -> dict[int, CutPassages]:
-    """Cut the long documents into passages, and encode these; by position."""
+    """Cut long documents into passages, and encode these; return them by position."""
     cut = cutter.cut(documents)
     if not cut:
         return {}
@@ -124,7 +124,7 @@ def read_passages(documents: Sequence[Document], encode: Encode, cutter: Cutter)
 
 
 class _Chunk(NamedTuple):
-    """Documents, what an encoder reads of them, and the vectors of those texts that are known."""
+    """Documents, their full texts, and the vectors of texts that the store already has."""
 
     documents: list[Document]
     texts: list[str]
@@ -132,7 +132,7 @@ class _Chunk(NamedTuple):
 
 
 def _next_chunk(writer: Writer, chunks: Iterator[list[Document]]) -> _Chunk | None:
-    """Return the next documents, or None; called in the thread of SQLite."""
+    """Return the next chunk, or None at the end; runs in the thread of SQLite."""
     for documents in chunks:
         if documents:
             texts = [document.full_text for document in documents]
@@ -141,7 +141,7 @@ def _next_chunk(writer: Writer, chunks: Iterator[list[Document]]) -> _Chunk | No
 
 
 def shared_vectors(texts: Sequence[str], known: dict[str, np.ndarray], encode: Encode) -> np.ndarray:
-    """Return a vector for each text; equal texts share one, known ones are kept."""
+    """Return a vector for each text; encode each distinct unknown text once."""
     fresh = [text for text in dict.fromkeys(texts) if text not in known]
     if len(fresh) == len(texts):
         return encode(fresh)
@@ -153,12 +153,12 @@ def shared_vectors(texts: Sequence[str], known: dict[str, np.ndarray], encode: E
 
 
 PASSAGE_TOKENS = 128
-TITLE_SHARE = 4  # a title of up to a quarter of a passage stands before each passage
-PIECES = re.compile(r"\w{1,3}|[^\w\s]")  # for tokenizers that cannot say where a token stands: rather too many than few
+TITLE_SHARE = 4  # a title of up to a quarter of a passage precedes each passage
+PIECES = re.compile(r"\w{1,3}|[^\w\s]")  # stand for tokens if a tokenizer has no offsets; rather too many than too few
 
 
 class Cutter:
-    """Cuts documents that are longer than an encoder's window into passages; for one thread at a time."""
+    """Cuts documents longer than an encoder's window into passages; not thread-safe."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.window = encoder.window  # in tokens
@@ -168,19 +168,19 @@ class Cutter:
     def cut(self, documents: Sequence[Document]) -> dict[int, list[Passage]]:
         """Return the passages of documents longer than the window, by position."""
         texts = [document.full_text for document in documents]
-        some = [i for i, text in enumerate(texts) if len(text.encode()) > self.window]  # no token is less than a byte
+        some = [i for i, text in enumerate(texts) if len(text.encode()) > self.window]  # a token is at least one byte
         counts = self._counts([texts[i] for i in some])
         long = [i for i, count in zip(some, counts, strict=True) if count > self.window]
         return {i: cut_passages(texts[i], self._offsets(texts[i]), self._room(documents[i])) for i in long}
 
     def texts(self, document: Document, passages: Sequence[Passage]) -> list[str]:
-        """Return what to encode of each passage; a short title precedes later ones."""
+        """Return the text to encode for each passage; a short title precedes later ones."""
         text, title = document.full_text, document.title.strip()
         before = f"{title} " if title and self._room(document) < self.length else ""
         return [(before if passage.start else "") + text[passage.start : passage.stop] for passage in passages]
 
     def _room(self, document: Document) -> int:
-        """Return how many tokens of a passage are left next to a short title."""
+        """Return how many tokens of a passage a short title leaves for the text."""
         (title,) = self._counts([document.title])
         return self.length - title if title <= self.length // TITLE_SHARE else self.length
 
@@ -196,7 +196,7 @@ class Cutter:
 
 
 class LongDocuments:
-    """The passages of a corpus's long documents; and `corpus`: all documents, and after the last one these passages."""
+    """The passages of a corpus's long documents; `corpus` has all documents, followed by these passages."""
 
     def __init__(self, corpus: Corpus, cutter: Cutter, *, progress: bool = False) -> None:
         self._passages: dict[int, list[Passage]] = {}
@@ -213,7 +213,7 @@ class LongDocuments:
         self._first_row = dict(zip(self._passages, rows.tolist(), strict=False))
 
     def passages_of(self, positions: range, vectors: np.ndarray) -> dict[int, CutPassages]:
-        """Return the passages of long documents, by place in `positions`."""
+        """Return the passages of long documents, by their place in `positions`."""
         found = {}
         for position in filter(self._passages.__contains__, positions):
             passages, row = self._passages[position], self._first_row[position]
@@ -222,13 +222,13 @@ class LongDocuments:
 
 
 class _Rows(Sequence[Document]):
-    """The documents of a corpus, and after them passages as if they were documents."""
+    """The documents of a corpus, followed by its passages as further documents."""
 
     def __init__(self, corpus: Corpus, cutter: Cutter, passages: Mapping[int, list[Passage]]) -> None:
         self._corpus = corpus
         self._passages = [(position, place) for position, each in passages.items() for place in range(len(each))]
 
-        @lru_cache(maxsize=1)  # rows are read in order, and a long document is not read again for each passage
+        @lru_cache(maxsize=1)  # rows are read in order, so a long document is cut into texts only once
         def texts(position: int) -> list[str]:
             return cutter.texts(corpus[position], passages[position])
 
