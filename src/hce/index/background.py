@@ -467,7 +467,7 @@ class DocumentMap:
         self._report(0.1)
         sites = place_sites(tree.hierarchy, level)
         report = lambda share: self._report(0.3 + 0.7 * share)  # noqa: E731
-        places = place_documents(tree.hierarchy, sites, chosen, vectors, tell=report)
+        places = place_documents(tree.hierarchy, sites, chosen, vectors, report=report)
         order = np.argsort(numbers)
         return numbers[order], places[order], sites
 

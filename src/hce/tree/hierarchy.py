@@ -1,8 +1,8 @@
 """Hierarchy: a tree of documents as level arrays, grown bottom-up by the paper's Alg. 1.
 
-Levels are counted as in the paper: 0 is the root, 1 … L−1 are the inner levels, L is the documents. A node is an
-integer, its place in its level; siblings are adjacent there. A leaf is a node of the last inner level. A document
-is its position in the corpus.
+Levels are numbered as in the paper: 0 is the root, 1 … L−1 are the inner levels, L is the documents. A node is an
+integer, its place in its level; siblings are adjacent. A leaf is a node of the last inner level. A document is its
+position in the corpus.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Names = list[list[list[str]]]
 FORMAT = 1
 NUMBERS = "numbers.npy"
 PRODUCTS_AT_ONCE = 1 << 22  # floats: 16 MB
-LARGEST = 2.0  # times the mean number of documents: what a node above the leaves may have
-EVENING_ROUNDS = 10  # of a level
-SHORTEST = 1e-6  # sum of vectors that has a direction
-# For a bar: rounds of k-means over all vectors, and what the first counts with all that is done before. Measured at a
-# million vectors with b = 8, the first took 1.5 others and there were 8; at five million with b = 256, 3 and 4.
+LARGEST = 2.0  # a node above the leaves may have this many times the mean number of documents
+EVENING_ROUNDS = 10  # per level
+SHORTEST = 1e-6  # a shorter sum of vectors has no direction
+# For the progress bar: the expected rounds of k-means over all vectors, and how many rounds the first one costs. With a
+# million vectors and b = 8 there were 8 rounds, and the first cost 1.5; with five million and b = 256, 4 and 3.
 EXPECTED_ROUNDS, FIRST_ROUND = 10, 3
 
 
@@ -73,10 +73,10 @@ class Hierarchy:
 
     Attributes:
         levels: parents and centroids of levels 1 … L−1; `levels[t - 1]` is level t.
-        document_parent: each document's node in the last inner level, of shape (N,), int64; all 0 where L = 1.
-        mean_cosines: for each inner level, the mean cosine of its members to their centroid when the tree was made.
-        facts: how the tree was made (branching, method, seed), for manifests.
-        names: the nodes' names, once someone has given them (`hce.tree.names.name_nodes`).
+        document_parent: each document's node in the last inner level, of shape (N,), int64; all 0 if L = 1.
+        mean_cosines: for each inner level, the mean cosine of its members to their centroid when the tree was grown.
+        facts: how the tree was grown (branching, method, seed), for manifests.
+        names: the nodes' names, from `hce.tree.names.name_nodes`; None without names.
     """
 
     def __init__(
@@ -109,28 +109,31 @@ class Hierarchy:
     ) -> Hierarchy:
         """Grow the tree of `vectors`, bottom-up by the paper's Alg. 1.
 
+        By default three things differ from the paper: k-means starts from k documents instead of random assignments, is
+        approximate for many documents, and nodes above the leaves are evened out. `mode="exact", init="random"` is the
+        paper's way.
+
         >>> around = np.linspace(0, 2 * np.pi, 64, endpoint=False)
         >>> tree = Hierarchy.build(np.stack([np.cos(around), np.sin(around)], axis=1).astype(np.float32), branching=4)
         >>> tree, tree.depth, len(tree.path(0))
         (Hierarchy(4 → 16 → 64 documents), 3, 3)
-        >>> int(tree.children(tree.depth - 1, tree.path(0)[-2])[0])  # of documents that share a leaf, the first
+        >>> int(tree.children(tree.depth - 1, tree.path(0)[-2])[0])  # the first document of the leaf of document 0
         0
 
         Args:
             vectors: unit rows of shape (N, n), float32, a memory map included.
-            branching: expected number of children b, or "auto": the smallest with which the tree need be no deeper than
-                `depth`.
-            depth: L that "auto" aims at, the documents' level included; a given `branching` decides it.
+            branching: expected number of children b, or "auto": the smallest b that gives a tree of at most `depth`.
+            depth: L for "auto", the documents' level included; ignored if `branching` is given.
             seed: same seed, same tree.
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
-            init: how k-means starts, see there; with "random", the paper's, upper levels are not evened out.
+            init: how k-means starts, see there; "random" is the paper's.
             device: where inner products are computed; the CPU by default.
-            progress: show a bar, of the vectors that rounds of k-means have gone through; None: within `bars_shown`.
+            progress: show a bar that counts vectors per round of k-means; None: show it within `bars_shown`.
 
         Raises:
-            InputError: vectors or options from which no tree can be grown.
+            InputError: no tree can be grown from these vectors or options.
         """
-        from hce.tree.kmeans import spherical_kmeans  # with torch, which a tree that is only looked at needs not
+        from hce.tree.kmeans import spherical_kmeans  # imports torch, which reading a tree does not need
 
         if not isinstance(vectors, np.ndarray):
             raise wrong_type(vectors, "vectors: give an array of shape (documents, dimensions)")
@@ -189,7 +192,7 @@ class Hierarchy:
         return np.zeros(len(self), dtype=np.int64) if level == 0 else self.paths[:, level - 1]
 
     def children(self, level: int, node: int) -> np.ndarray:
-        """Return the children of a node in order; documents under the last inner level."""
+        """Return the children of a node in order; for a leaf these are documents."""
         self._check_level(level, 0, self.depth - 1)
         order, start = self._child_lists[level]
         return order[start[node] : start[node + 1]]
@@ -201,7 +204,7 @@ class Hierarchy:
         return family[family != node]
 
     def ancestors(self, level: int, nodes: np.ndarray) -> np.ndarray:
-        """Return the way from the root down to each node, of shape (B, level + 1)."""
+        """Return the path from the root down to each node, of shape (B, level + 1)."""
         self._check_level(level, 0, self.depth)
         columns = [nodes]
         for below in range(level, 0, -1):
@@ -215,24 +218,26 @@ class Hierarchy:
     def sample_siblings(
         self, positions: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
     ) -> np.ndarray:
-        """Draw documents that share a node with each given one: never itself, or twice.
+        """Draw documents that share a node with each given one, without repeats.
+
+        This is the paper's Sample(p) without the document itself (Eq. 6), with p = path[:t−1].
 
         Args:
-            positions: of these documents, of shape (B,).
+            positions: the given documents, of shape (B,).
             count: how many to draw for each.
             generator: the source of randomness.
-            level: t, from 1 to L; drawn are documents under the node at level t − 1 that the given document is under
-                too. By default L, that is, documents of the same leaf; with 1, any documents.
+            level: t, from 1 to L; draws come from under the document's node at level t − 1. By default L: from the same
+                leaf. With 1: from all documents.
 
         Returns:
-            Positions of shape (B, count), int64; −1 where a document has fewer than `count` others with it.
+            Positions of shape (B, count), int64; −1 where fewer than `count` others share the node.
         """
         order, start, rank, node = self._documents_by_node(self.depth - 1 if level is None else level - 1)
         first, others = start[node[positions]], np.diff(start)[node[positions]] - 1  # (B,)
         drawn = np.full((len(positions), count), -1, dtype=np.int64)
         for column in range(min(count, int(others.max(initial=0)))):
-            # The column-th draw is a rank among the others not drawn yet; stepping over the ranks drawn before, in
-            # rising order, makes it a rank among all.
+            # Each draw is a rank among the documents not drawn yet. Stepping over the earlier ranks, in rising order,
+            # turns it into a rank among all.
             ranks = generator.integers(np.maximum(others - column, 1))
             for earlier in np.sort(drawn[:, :column], axis=1).T:
                 ranks += ranks >= earlier
@@ -241,19 +246,19 @@ class Hierarchy:
         places = first[:, None] + drawn + (drawn >= rank[positions][:, None])
         return np.where(drawn < 0, -1, order[np.minimum(places, len(order) - 1)])
 
-    # ------------------------------------------------------------------------------------------------- the way down
+    # ------------------------------------------------------------------------------------------------- walking down
 
     def walk(self, vectors: np.ndarray, beam: int = 1, document_vectors: np.ndarray | None = None) -> list[np.ndarray]:
-        """Walk down from the root, from the nodes kept at a level to closest children.
+        """Walk each vector down from the root by beam search.
 
         Args:
-            vectors: what walks, each row alone, of shape (B, n).
-            beam: how many nodes of a level each keeps; with 1 the walk is greedy.
-            document_vectors: of all documents, of shape (N, n), where the walk is to end at documents.
+            vectors: one walker per row, of shape (B, n).
+            beam: how many nodes of a level each walker keeps; with 1 the walk is greedy.
+            document_vectors: the vectors of all documents, of shape (N, n), to end at documents instead of leaves.
 
         Returns:
-            For each level from the root to L−1, or to L, the nodes that each row keeps, of shape (B, beam); see
-            `closest_children`. The root alone, at level 0, is of shape (B, 1).
+            For each level from the root down, the nodes that each walker keeps, of shape (B, beam); see
+            `closest_children`. At level 0 this is the root, of shape (B, 1).
         """
         kept = [np.zeros((len(vectors), 1), dtype=np.int64)]
         for level in range(self.depth if document_vectors is not None else self.depth - 1):
@@ -272,13 +277,13 @@ class Hierarchy:
 
         Args:
             level: the level of the nodes.
-            nodes: the nodes whose children each vector chooses among, of shape (B, any number); −1 is none.
+            nodes: the parents of the children that each vector chooses from, of shape (B, any number); −1 is none.
             vectors: of shape (B, n).
             count: how many children each vector chooses.
-            document_vectors: of all documents, of shape (N, n); needed where the children are documents.
+            document_vectors: those of all documents, of shape (N, n); needed if the children are documents.
 
         Returns:
-            Children of shape (B, count), int64, the closest first, of equals the first; −1 where there are no more.
+            Children of shape (B, count), int64, the closest first; ties go to the first; −1 where there are no more.
         """
         members = [*(below.centroids for below in self.levels), document_vectors][level]
         if members is None:
@@ -334,12 +339,12 @@ class Hierarchy:
     def churn(self, other: Hierarchy) -> float:
         """Return the share of documents whose parent changed from this tree to `other`.
 
-        Nodes of two trees have no common names. A document stays if it goes where most of its leaf goes; this is
-        counted from both trees, and the larger churn is returned.
+        Nodes of two trees have no names in common. So a document counts as unmoved if it is in the same new leaf as
+        the largest part of its old leaf. This is counted in both directions, and the larger churn is returned.
         """
         if len(self) != len(other):
             raise InputError(f"churn compares trees of the same documents, not of {len(self)} and {len(other)}")
-        from scipy import sparse  # which a tree that is only searched does not need
+        from scipy import sparse  # not needed to search a tree
 
         ones = np.ones(len(self), dtype=np.int64)
         together = sparse.csr_matrix((ones, (self.document_parent, other.document_parent)))  # added up
@@ -351,11 +356,11 @@ class Hierarchy:
         """Write arrays, names, manifest and checksums into a new folder, atomically.
 
         Args:
-            folder: the new one.
-            numbers: of the documents, in an index, of shape (N,), int64; written too.
+            folder: a new or empty folder.
+            numbers: in an index, the numbers of the documents, of shape (N,), int64; written too.
 
         Raises:
-            InputError: the folder is there already and not empty.
+            InputError: the folder is not empty.
         """
         tensors = {"document_parent": self.document_parent}
         for t, level in enumerate(self.levels, start=1):
@@ -375,7 +380,7 @@ class Hierarchy:
         """Read what `save` wrote.
 
         Raises:
-            FormatError: nothing is there, it is damaged, or it comes from a newer version.
+            FormatError: the tree is missing, damaged, or from a newer version.
         """
         folder = Path(folder)
         for name in ("manifest.json", "hierarchy.safetensors"):
@@ -400,7 +405,7 @@ class Hierarchy:
         tensors = load_file(plain_path(folder / "hierarchy.safetensors"))
         inner = range(1, manifest.pop("depth"))
         levels = tuple(Level(tensors[f"level{t}.parent"], tensors[f"level{t}.centroids"]) for t in inner)
-        named = folder / "labels.json"  # the name that the first release gave it
+        named = folder / "labels.json"  # the first release's name for this file
         names = read_json_value(named) if is_file(named) else None
         tree = cls(levels, tensors["document_parent"], tuple(manifest.pop("mean_cosines")), manifest, names)
         for level in range(1, tree.depth + 1):
@@ -416,7 +421,7 @@ class Hierarchy:
 
     @cached_property
     def _child_lists(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each level but the last: the level below in order of parent, and where each parent's part starts."""
+        """For each level but the last: the level below sorted by parent, and where each parent's children start."""
         return [_grouped(self._parent(level + 1), self.node_count(level)) for level in range(self.depth)]
 
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -441,8 +446,8 @@ def _grouped(groups: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the columns of the largest entries of each row; of equals, the first."""
-    if count == 1:  # what a greedy walk needs, and far faster than sorting
+    """Return the columns of each row's largest entries; ties go to the first."""
+    if count == 1:  # for greedy walks; far faster than sorting
         return scores.argmax(axis=1)[:, None]
     return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
@@ -473,7 +478,7 @@ def branching_for_depth(count: int, depth: int) -> int:
 
 
 def power_of_two(branching: int) -> int:
-    """Return the next power of two, the paper's rule for BEIR.
+    """Return the smallest power of two ≥ b, the paper's rule for BEIR.
 
     >>> power_of_two(branching_for_depth(1_000_000, 3))
     128
@@ -484,7 +489,8 @@ def power_of_two(branching: int) -> int:
 def level_sizes(count: int, branching: int) -> list[int]:
     """Return the numbers of nodes of Alg. 1, from the top: …, ⌈⌈N/b⌉/b⌉, ⌈N/b⌉.
 
-    Found by counting divisions: ⌈log_b N⌉ in floating point is off by one for some powers of b.
+    L = ⌈log_b N⌉ is one more than their number. Counting divisions is exact; a floating-point logarithm is off by one
+    for some powers of b.
 
     >>> level_sizes(1_000_000, 128)
     [62, 7813]
@@ -498,10 +504,10 @@ def level_sizes(count: int, branching: int) -> list[int]:
 
 
 def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Cluster, *, even: bool = True) -> Grown:
-    """Alg. 1: cluster the documents, then the centroids, up to one root.
+    """Cluster the documents, then the centroids, up to one root: Alg. 1.
 
-    k-means counts a centroid once, however many documents it stands for. So above the leaves one cluster may take most
-    of the corpus, unless the level is made `even`.
+    k-means counts each centroid once, no matter how many documents it has. So above the leaves one cluster may get most
+    of the corpus. With `even`, those levels are evened out, which the paper does not do.
     """
     parents: list[np.ndarray] = []
     centroids: list[np.ndarray] = []
@@ -522,7 +528,14 @@ def evened(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Move nodes out of clusters with over `LARGEST` times the mean of documents.
 
-    Takes each node's unit row, number of documents and cluster, and the clusters' centroids; returns the last two.
+    Args:
+        nodes: unit rows, one per node.
+        sizes: the number of documents of each node.
+        parent: the cluster of each node.
+        centroids: those of the clusters.
+
+    Returns:
+        The new `parent` and `centroids`.
     """
     most = LARGEST * sizes.sum() / len(centroids)
     for _ in range(EVENING_ROUNDS):
@@ -537,7 +550,7 @@ def evened(
 
 
 def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most: float) -> np.ndarray:
-    """Let clusters of over `most` documents give nodes to the nearest with room."""
+    """Move nodes from clusters of over `most` documents to the nearest with room."""
     parent = parent.copy()
     load = np.bincount(parent, sizes, minlength=cosines.shape[1])
     for full in np.flatnonzero(load > most):
@@ -553,7 +566,7 @@ def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most:
 
 
 def _means(nodes: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Return the unit mean of each cluster's nodes; its centroid if there is none."""
+    """Return the unit mean of each cluster's nodes, or its centroid if that is zero."""
     sums = np.zeros(centroids.shape)
     np.add.at(sums, parent, nodes)
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)
@@ -561,11 +574,11 @@ def _means(nodes: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> np.n
 
 
 def _from_the_top(parents: list[np.ndarray], centroids: list[np.ndarray], count: int) -> Grown:
-    """Turn bottom-up results over, and number nodes so that siblings are adjacent."""
+    """Reverse bottom-up results, and number nodes so that siblings are adjacent."""
     if not parents:
         return Grown((), np.zeros(count, dtype=np.int64))
     levels = []
-    new_number = np.zeros(1, dtype=np.int64)  # old → new number in the level above; the root is alone
+    new_number = np.zeros(1, dtype=np.int64)  # old → new number in the level above; at first only the root
     above = [*parents[1:], np.zeros(len(centroids[-1]), dtype=np.int64)]
     for rows, old_parent in zip(reversed(centroids), reversed(above), strict=True):
         parent = new_number[old_parent]

@@ -1,8 +1,10 @@
 """Spherical k-means: the paper's Alg. 2 run to convergence, and a fast mode for many clusters.
 
-Knows nothing of trees or documents: rows in, unit centroids and one cluster a row out. Rows are read in chunks and
-normalized when read, so a memory-mapped file is never copied completely. Where a step differs between the CPU
-and other devices, NumPy or SciPy is much faster than torch on the CPU.
+Rows go in; unit centroids and a cluster per row come out. Rows are read in chunks and normalized when read, so a
+memory-mapped file is never copied completely. Some steps use NumPy or SciPy on the CPU, where torch is much slower.
+
+The paper does not say what happens to empty clusters, which random assignments may leave. Here they are filled with the
+worst-fitting rows (`fill_empty`), so that every node of a tree has a child.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ from hce.processes import share_out
 
 logger = logging.getLogger(__name__)
 
-# Scores closer than this are ties (float32 noise of a 384-term dot product is near 1e-7), and a tie moves nobody.
+# Scores closer than this are ties, which move no row. Float32 noise of a 384-term dot product is near 1e-7.
 TIE = 5e-7
-# Rows up to this many bytes are held as one unit float32 copy; beyond it they are read from the input each time.
+# Rows of up to this many bytes are held as one unit float32 copy; larger ones are read from the input each time.
 HOLD_BYTES = 512 * 2**20
-# Products are made in blocks of this many bytes, one a worker, which stay in the processor's cache.
+# Products are computed in blocks of this many bytes, one per worker, to stay in the processor's cache.
 _BLOCK_BYTES = 16 * 2**20
 _TILE = 8192  # centroids in a block
-_SCATTERED = 1024  # rows from all over a mapped file, of which the system may map up to 2 MB around each
+_SCATTERED = 1024  # scattered rows of a mapped file to read at once; the system may map up to 2 MB around each
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -45,10 +47,11 @@ class KMeansResult(NamedTuple):
 
     Attributes:
         centroids: unit rows of shape (k, n), float32.
-        assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may fall either way. In fast
-            mode another one is nearer by a little for a row in thousands, of millions of rows for one in seventy.
+        assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may go either way. In fast
+            mode another centroid is slightly nearer for one row in thousands; with millions of rows, for one in
+            seventy.
         mean_cosines: of the rows to their centroids, after each round; they never fall.
-        converged: False when the rounds ran out first.
+        converged: False if the rounds ran out first.
     """
 
     centroids: np.ndarray
@@ -71,20 +74,20 @@ def spherical_kmeans(
     """Cluster the directions of `vectors` into k non-empty clusters.
 
     Args:
-        vectors: floats of shape (N, n), np.memmap included; rows need not be unit, their lengths are ignored.
+        vectors: floats of shape (N, n), np.memmap included; the lengths of rows are ignored.
         k: number of clusters, 1 <= k <= N.
-        seed: of the generator that makes every random choice.
+        seed: same seed, same clusters.
         mode: "exact" is Alg. 2: each round compares every row with every centroid. "fast" starts from a two-level
-            clustering, compares rows with nearby centroids only and also makes the single-row moves that Alg. 2
-            cannot see. "auto" is fast where that pays.
-        init: how exact mode starts. "random" is the paper's a_i ~ Unif{1..k}; "points" takes k rows as centroids,
-            the default: on four sets of real vectors at 8 rows a cluster it ended higher (mean cosine 0.9868 against
-            0.9863 at the least, 0.606 against 0.563 at the most) in fewer rounds (11 to 16 against 14 to 22).
-        max_rounds: rounds before giving up on convergence; the paper saw fewer than 256.
+            clustering, compares rows with nearby centroids only, and also makes single-row moves that Alg. 2 never
+            makes. "auto" is fast for large inputs.
+        init: how exact mode starts. "random" is the paper's a_i ~ Unif{1..k}; "points" takes k rows as centroids. On
+            four sets of real vectors, at 8 rows per cluster, "points" ended at a higher mean cosine (by .0005 to .043)
+            after fewer rounds (11 to 16 instead of 14 to 22).
+        max_rounds: stop after this many rounds, converged or not; the paper saw fewer than 256.
         device: where products are computed; by default the tensor's own device, or the CPU for an array.
         on_round: called after each round with the round's number and its mean cosine.
 
-    Fewer distinct directions than k is no error: equal rows are then split over clusters with equal centroids.
+    If there are fewer distinct directions than k, equal rows are split over clusters with equal centroids.
     """
     if isinstance(vectors, torch.Tensor):
         device = device or vectors.device
@@ -95,7 +98,7 @@ def spherical_kmeans(
     rows = unit_rows(array, torch.device(device or "cpu"))
     rng = np.random.default_rng(seed)
     if mode == "fast" or (mode == "auto" and _fast_pays(len(rows), k)):
-        from hce.tree.kmeans_fast import fast_kmeans  # which needs the steps that are shared here
+        from hce.tree.kmeans_fast import fast_kmeans  # imports this module's shared steps
 
         result = KMeansResult(*fast_kmeans(rows, k, rng, max_rounds, on_round))
     else:
@@ -108,8 +111,8 @@ def spherical_kmeans(
 def _exact_kmeans(rows: Rows, centroids: torch.Tensor, max_rounds: int, report: Report) -> KMeansResult:
     """Run Alg. 2 from given centroids, until no assignment changes.
 
-    Neither step lowers the mean cosine: the normalized sum is the direction that scores its members best, a row only
-    moves to a better centroid, and filling an empty cluster raises its rows' scores.
+    No step lowers the mean cosine. The normalized sum is the direction with the best score for its members. A row only
+    moves to a better centroid. Filling an empty cluster raises its rows' scores.
     """
     assignment: np.ndarray | None = None
     mean_cosines: list[float] = []
@@ -135,7 +138,7 @@ def _first_centroids(rows: Rows, k: int, init: Init, rng: np.random.Generator) -
 
 
 def _fast_pays(count: int, k: int) -> bool:
-    # Measured at 8 rows a cluster: 5,183 x 648 took exact mode 0.6 s and fast 1.0 s; 20,958 x 2,620 3.8 s and 3.2 s.
+    # Measured at 8 rows per cluster, exact and fast: 5,183 x 648 took 0.6 and 1.0 s; 20,958 x 2,620 took 3.8 and 3.2 s.
     return count * k > 2**24 and k >= 64
 
 
@@ -163,9 +166,9 @@ class Rows:
 
     Args:
         source: the rows.
-        device: of what is returned.
-        is_unit: whether an array's rows are unit vectors already.
-        index: which rows of an array; by default all.
+        device: where returned rows are.
+        is_unit: whether the rows of an array are already unit vectors.
+        index: the rows of an array to use; by default all.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class Rows:
 
     def subset(self, index: np.ndarray) -> Rows:
         """Return the rows at the given positions as `Rows` of their own."""
-        # Several subsets may be in use at once, so each holds little.
+        # Several subsets may be in use at once, so a large one is not copied.
         if isinstance(self._source, torch.Tensor) or len(index) * self.shape[1] * 4 <= HOLD_BYTES // 8:
             return Rows(self.take(index), self.device)
         index = index if self._index is None else self._index[index]
@@ -207,16 +210,16 @@ class Rows:
         return chunk_ranges(len(self), max(width, self.shape[1]))
 
     def _scattered(self, index: np.ndarray) -> torch.Tensor:
-        """Return rows from all over the source, few at a time to map little."""
+        """Return scattered rows of the source, few at a time to map little memory."""
         found = torch.empty((len(index), self.shape[1]), dtype=torch.float32, device=self.device)
         for start in range(0, len(index), _SCATTERED):
             found[start : start + _SCATTERED] = self._read(index[start : start + _SCATTERED])
         return found
 
     def _read(self, picked: slice | np.ndarray) -> torch.Tensor:
-        """Return some rows of an array, and give the pages of a mapped file back."""
+        """Return some rows of an array, and release the pages of a mapped file."""
         block = np.asarray(self._source)[picked]
-        # torch warns about arrays that cannot be written to, so those are copied.
+        # Read-only arrays are copied, because torch warns about them.
         rows = torch.from_numpy(np.require(block, requirements="W")) if self._is_unit else _unit(block)
         rows = rows.to(self.device)
         give_back()
@@ -264,8 +267,8 @@ def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
 def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
     """Run the task on every item, in order; processes together each run a share.
 
-    On the CPU tasks run in threads that each compute single-threaded: many small products gain more from this than from
-    threads inside each, which wait for one another at every product.
+    On the CPU each task runs in its own thread, single-threaded. For many small products this is faster than threads
+    inside each product, which wait for one another every time.
     """
 
     def run_own(own: Sequence[T]) -> list[R]:
@@ -282,7 +285,7 @@ def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) ->
     return share_out(run_own, items)
 
 
-@cache  # looking through the process for its BLAS libraries takes milliseconds
+@cache  # finding the BLAS libraries of the process takes milliseconds
 def _blas() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
@@ -307,13 +310,13 @@ def take_rows(matrix: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 def scores(rows: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
     """Return inner products of shape (rows, centroids)."""
     if rows.device.type == "cpu":
-        # NumPy's BLAS: twice as fast as torch's on AMD (200 against 110 GFLOP/s measured), and level elsewhere.
+        # NumPy's BLAS is twice as fast as torch's on AMD (200 and 110 GFLOP/s measured), and as fast elsewhere.
         return torch.from_numpy(rows.numpy() @ centroids.numpy().T)
     return rows @ centroids.T
 
 
 def row_argmax(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's first largest column and its value, both of shape (rows,)."""
+    """Return the column and value of each row's maximum, both of shape (rows,)."""
     on_cpu = block.device.type == "cpu"
     column = torch.from_numpy(block.numpy().argmax(axis=1)) if on_cpu else block.argmax(dim=1)
     return column, block.gather(1, column[:, None])[:, 0]
@@ -330,8 +333,8 @@ def own_scores(block: torch.Tensor, centroids: torch.Tensor, assignment: torch.T
 def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Assign each row to its nearest centroid (M step of Alg. 2); return scores too.
 
-    Given the current assignment, a row moves only to a centroid that is better by more than a tie, so that equal
-    centroids (duplicates split over several clusters) cannot trade rows for ever.
+    Given the current assignment, a row moves only to a centroid that is better by more than a tie. Otherwise equal
+    centroids (of duplicates split over several clusters) could trade rows forever.
     """
 
     def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
@@ -353,7 +356,7 @@ def assign(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray | None = 
 
 
 def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
-    """Sum each cluster's rows in row order, of shape (k, n), in float64."""
+    """Sum each cluster's rows in row order: float64, of shape (k, n)."""
     sums = torch.zeros((k, rows.shape[1]), dtype=torch.float64, device=rows.device)
     order = np.argsort(assignment, kind="stable")
     for start, stop in rows.chunks(0):
@@ -371,9 +374,9 @@ def member_sums(rows: Rows, assignment: np.ndarray, k: int) -> torch.Tensor:
 
 
 def normalized(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.Tensor:
-    """Return the centroids of summed members, unit rows (k, n); E step of Alg. 2.
+    """Return the centroids of summed members, unit rows (k, n): E step of Alg. 2.
 
-    Members that cancel out leave no direction; their cluster takes the first member's, which is as good as any.
+    A sum of zero has no direction, so that cluster takes its first member's, which is as good as any.
     """
     norms = sums.norm(dim=1, keepdim=True)
     centroids = (sums / norms.clamp_min(1e-12)).float()
@@ -385,9 +388,9 @@ def normalized(sums: torch.Tensor, rows: Rows, assignment: np.ndarray) -> torch.
 def fill_empty(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, best: np.ndarray) -> None:
     """Give every empty cluster a member, in place; no row's score falls.
 
-    An empty cluster's centroid becomes the worst-fitting row of a cluster of two or more, and every row that is
-    nearer to it joins. That may empty another cluster, so it repeats. Each repeat raises the total score, or splits
-    duplicates and empties nothing, so it ends.
+    The empty cluster's centroid becomes the worst-fitting row of a cluster of two or more, and every row nearer to it
+    joins. That may empty another cluster, so the step repeats. It ends, because each repeat raises the total score, or
+    splits duplicates and empties nothing.
     """
     k = len(centroids)
     sizes = np.bincount(assignment, minlength=k)
@@ -402,7 +405,7 @@ def fill_empty(rows: Rows, centroids: torch.Tensor, assignment: np.ndarray, best
             moves = score > best[start:stop] + TIE
             assignment[start:stop][moves] = target[moves]
             best[start:stop][moves] = score[moves]
-        # Equal donors share one centroid's direction: each keeps its own cluster, which is a tie and not a loss.
+        # Donors with equal rows give equal centroids. Each stays in its own cluster: a tie, so no score falls.
         assignment[donors] = empty
         best[donors] = np.maximum(best[donors], 1 - TIE)
         sizes = np.bincount(assignment, minlength=k)

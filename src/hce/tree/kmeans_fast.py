@@ -1,15 +1,14 @@
-"""Spherical k-means for many clusters: below the N x k x n products a round of the exact algorithm.
+"""Spherical k-means for many clusters, with fewer than the N x k x n products per round of Alg. 2. Not in the paper.
 
-Most of a product of two rows is in a few directions, those in which rows vary most: a row's coordinates there are its
-head (`_Heads`). Choices are made by heads, and what was chosen is then measured in all n dimensions.
+Most of an inner product is in the few directions in which rows vary most. A row's coordinates there are its head
+(`_Heads`). Heads choose candidates; all n dimensions measure them.
 
 1. Start: cluster a sample into about sqrt(k) cells, then each cell's rows into its share of the k clusters, by heads.
-2. Refine: near clusters form groups; a group's rows are scored by heads against the centroids nearest to the group, in
-   one product. Rows with a nearer centroid move together (Alg. 2's step). Then rows move one by one where the total
-   rises although the nearest centroid is their own: a row pulls its own centroid towards itself, which in clusters
-   of 8 keeps it there for no good reason (Hartigan's rule: every optimum under it is one under Alg. 2, not the other
-   way round).
-3. Finish: every row against the centroids of the groups nearest to the row, at a cost that grows with N·k/32.
+2. Refine: near clusters form groups. A group's rows are scored by heads against the centroids nearest to the group, in
+   one product. First, rows with a nearer centroid move together, as in Alg. 2. Then single rows move if that raises the
+   total, even away from their nearest centroid. A row pulls its own centroid toward itself, and in clusters of 8 that
+   alone can keep it there. This is Hartigan's rule: each of its optima is one of Alg. 2, but not the reverse.
+3. Finish: compare each row with the centroids of its nearest groups, at a cost that grows with N·k/32.
 """
 
 from __future__ import annotations
@@ -43,17 +42,17 @@ from hce.tree.kmeans import (
 
 _GROUP = 32  # clusters in a group
 _NEAR, _NEAR_BY_HEADS = 512, 768  # centroids that a group's rows are scored against
-_LITTLE, _LITTLE_BY_HEADS = 1e-2, 1.5e-2  # the last round closes less than this of the gap to a mean cosine of 1
-_MIN_GAIN = 1e-5  # a single move has to raise the summed cosine by this much, far above float noise
+_LITTLE, _LITTLE_BY_HEADS = 1e-2, 1.5e-2  # stop when a round closes less than this share of the gap to a cosine of 1
+_MIN_GAIN = 1e-5  # a single move must raise the summed cosine by this much, far above float noise
 _MAX_WISHES = 2**17  # single moves considered in a round: their rows are held in memory
 
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that a head may have
-_ENOUGH = 0.94  # of the rows' squared lengths has to be in their heads, or choices are made by all dimensions
-_TAILS_AGREE = 0.5  # a guess at the cosine between what the heads of a row and of a near centroid leave out
-_SAMPLE = 4096  # rows whose directions of most variation are taken for all rows'
+_ENOUGH = 0.94  # share of the squared lengths that heads must hold; below it, all dimensions choose
+_TAILS_AGREE = 0.5  # guessed cosine between the rest of a row and of a near centroid, outside their heads
+_SAMPLE = 4096  # rows that give the directions of heads
 _NOISE = 1e-6  # float noise of a squared length
-_PROBES = 8  # groups nearest to a row, among whose centroids the row's is looked for
-_PROBED_ROWS = 2**15  # rows that look at a time
+_PROBES = 8  # nearest groups that a row's centroid is searched in
+_PROBED_ROWS = 2**15  # rows searched at a time
 
 
 @dataclass
@@ -63,7 +62,7 @@ class _State:
     assignment: np.ndarray  # (N,)
     sums: torch.Tensor  # (k, n) float64
     centroids: torch.Tensor  # (k, n) float32, the sums' directions
-    lengths: torch.Tensor  # (k,) float32, the sums' lengths; they add up to the summed cosine
+    lengths: torch.Tensor  # (k,) float32, the sums' lengths, whose sum is the summed cosine
     sizes: np.ndarray  # (k,) rows in each
 
     @property
@@ -76,7 +75,7 @@ class _Groups(NamedTuple):
 
     of: np.ndarray  # (k,) the group of each cluster
     centers: torch.Tensor  # (groups, n or a head's width)
-    near: np.ndarray  # (groups, near) the centroids nearest to each center
+    near: np.ndarray  # (groups, near) the clusters nearest to each center
 
 
 def fast_kmeans(
@@ -84,7 +83,7 @@ def fast_kmeans(
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], bool]:
     """Return centroids, assignment, mean cosines, and if the rounds converged.
 
-    No step lowers it: see `_refine` for a round; the last assignment moves rows to nearer centroids only.
+    No step lowers the mean cosine: `_refine` makes gains only, and the last assignment moves rows to nearer centroids.
     """
     heads = _Heads(rows, rng)
     state = _state_of(rows, _two_level_start(heads.as_rows() or rows, k, rng), k)
@@ -114,17 +113,17 @@ def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
 
 
 class _Heads:
-    """Rows seen in the directions in which a sample of them varies most: a few coordinates, and the length of the rest.
+    """Heads of rows: their coordinates in the directions in which a sample varies most, and the length of the rest.
 
     Attributes:
-        width: coordinates in a head; a head has one number more, at its end, the length of what the others leave out.
-        enough: if heads hold so much of the rows that choices can be made by them.
+        width: coordinates in a head; a last number is the length of the rest, the tail.
+        enough: whether heads hold enough of the rows to choose by.
     """
 
     def __init__(self, rows: Rows, rng: np.random.Generator) -> None:
         def directions(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             block = rows.take(index).double()
-            squared, found = torch.linalg.eigh(block.T @ block)  # the largest share of squared lengths last
+            squared, found = torch.linalg.eigh(block.T @ block)  # in rising order of squared lengths
             share = squared.flip(0).cumsum(0) / squared.sum()
             return share.cpu().numpy(), found.flip(1).T.float().cpu().numpy()
 
@@ -153,7 +152,7 @@ class _Heads:
         return self.of(self._rows.span(start, stop)) if self._held is None else self._held[start:stop]
 
     def take(self, index: np.ndarray, block: torch.Tensor) -> torch.Tensor:
-        """Return the heads of the rows at the given positions, which are `block`."""
+        """Return the heads of the rows `block`, which are at the given positions."""
         if self._held is None:
             return self.of(block)
         return take_rows(self._held, torch.from_numpy(index).to(block.device))
@@ -164,7 +163,7 @@ class _Heads:
         return None if held is None else Rows(normalize(held[:, : self.width]), held.device)
 
     def seen(self, centroids: torch.Tensor) -> torch.Tensor:
-        """Return what rows are scored against: heads of centroids if these are enough."""
+        """Return the heads of centroids if these are enough, else the centroids."""
         if not self.enough:
             return centroids
         seen = self.of(centroids)
@@ -184,7 +183,7 @@ def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray
     order = np.argsort(cell_of, kind="stable")
     shares = _shares(sizes, k)
     begin, first = np.cumsum(sizes) - sizes, np.cumsum(shares) - shares
-    generators = rng.spawn(cells)  # one a cell: cells are clustered side by side, in any order
+    generators = rng.spawn(cells)  # one per cell, because cells are clustered in parallel, in any order
 
     def one_cell(cell: int) -> np.ndarray:
         members = order[begin[cell] : begin[cell] + sizes[cell]]
@@ -194,14 +193,14 @@ def _two_level_start(rows: Rows, k: int, rng: np.random.Generator) -> np.ndarray
 
 
 def _scattered(values: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Put each value at its place, where every place is named once."""
+    """Return an array with each value at its place; `places` is a permutation."""
     result = np.empty_like(values)
     result[places] = values
     return result
 
 
 def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
-    """Share k clusters out to cells, in proportion to rows, at least one each."""
+    """Divide k clusters among non-empty cells by their rows, at least one each."""
     filled = (sizes > 0).astype(np.int64)
     spare = sizes - filled
     quota, remainder = np.divmod(spare * (k - filled.sum()), max(1, spare.sum()))
@@ -211,7 +210,7 @@ def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
 
 
 def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[torch.Tensor, np.ndarray]:
-    """Run a few rounds of Alg. 2 from k of the rows; no cluster stays empty."""
+    """Run a few rounds of Alg. 2 from k random rows; no cluster stays empty."""
     centroids = rows.take(np.sort(rng.choice(len(rows), size=k, replace=False)))
     for _ in range(rounds):
         assignment, best = assign(rows, centroids)
@@ -224,7 +223,7 @@ def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[t
 
 
 def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Generator) -> _Groups:
-    """Put near clusters together, `_GROUP` of them in a group."""
+    """Group near clusters, about `_GROUP` in a group."""
     k, near = len(centroids), _NEAR_BY_HEADS if heads.enough else _NEAR
     if heads.enough:
         centroids = normalize(heads.of(centroids)[:, : heads.width])
@@ -239,7 +238,7 @@ def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Gener
 
 
 def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
-    """Move rows to nearer clusters, then settle single moves: a round."""
+    """Run a round: move rows to nearer clusters, then make single moves."""
     target, gain, nearer = _propose(rows, heads, state, group_of, near)
     assignment = _keep_one_in_each(state.assignment, np.where(nearer, target, state.assignment), len(state.sums))
     _follow(rows, state, assignment)
@@ -282,12 +281,12 @@ def _best_moves(
 ) -> tuple[np.ndarray, ...]:
     """Find each row's best candidate, its net gain, and whether it is nearer.
 
-    The products of `looks` (rows) and `seen` (centroids) choose the candidate; the rows in all dimensions measure it.
+    Products of `looks` (rows) and `seen` (centroids) choose the candidate; products in all dimensions measure it.
     """
     candidates = torch.from_numpy(columns).to(block.device)
     own_cluster = torch.from_numpy(assignment).to(block.device)
-    # |s + x| - |s| as a line over the cosine of s and x, true near the mean cosine: good enough to choose by, and a
-    # product of scaled centroids then needs one addition to be a ranking.
+    # |s + x| - |s| as a linear function of the cosine of s and x, exact at the mean cosine. That is good enough to
+    # choose by, and needs only a product with scaled centroids and an addition.
     length, cosine = state.lengths[candidates], state.mean_cosine
     joined = (length**2 + 2 * length * cosine + 1).sqrt()
     slope = length / joined
@@ -296,7 +295,7 @@ def _best_moves(
     place[candidates] = torch.arange(len(candidates), device=ranking.device)
     column = place[own_cluster]
     row = torch.nonzero(column >= 0)[:, 0]
-    ranking[row, column[row]] = -torch.inf  # to stay is no move
+    ranking[row, column[row]] = -torch.inf  # staying is no move
     target = candidates[row_argmax(ranking)[0]]
     to_target, to_own = (own_scores(block, state.centroids, cluster) for cluster in (target, own_cluster))
     gain = _joining(to_target, state.lengths[target]) - _leaving(to_own, state.lengths[own_cluster])
@@ -304,22 +303,22 @@ def _best_moves(
 
 
 def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Return |s + x| - |s|, what x adds to a cluster; a fraction cancels less."""
+    """Return |s + x| - |s|, the gain of adding x; a fraction avoids cancellation."""
     added = 2 * length * cosine + 1  # |s + x|^2 - |s|^2
     return added / ((length**2 + added).clamp_min(0).sqrt() + length)
 
 
 def _leaving(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Return |s| - |s - x|, what a member x takes away from a cluster."""
+    """Return |s| - |s - x|, the loss of removing the member x."""
     taken = 2 * length * cosine - 1  # |s|^2 - |s - x|^2
     return taken / (length + (length**2 - taken).clamp_min(0).sqrt())
 
 
 def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
-    """Return `new`, with the first member of each cluster that all would leave.
+    """Return `new`, but keep the first member of each cluster that all would leave.
 
-    The total still rises: who stays loses nothing. A row that stays may be the only one that another cluster was to
-    get, so this repeats; a cluster that has kept a row keeps it, so it ends.
+    The total still rises, because a row that stays loses nothing. Its target may become empty instead, so this repeats.
+    It ends, because a cluster that has kept a row keeps it.
     """
     kept = new.copy()
     while (deserted := np.bincount(kept, minlength=k) == 0).any():
@@ -330,7 +329,7 @@ def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
 
 
 def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
-    """Take over a new assignment, in place: sum changed clusters again."""
+    """Apply a new assignment in place: sum changed clusters again."""
     moved = state.assignment != assignment
     touched = np.unique(np.concatenate([state.assignment[moved], assignment[moved]]))
     number = np.full(len(state.sizes), -1)
@@ -347,9 +346,9 @@ def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
 def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -> None:
     """Move rows one by one where that raises the total, in place.
 
-    Moves that share no cluster leave each other's gains unchanged, so each pass makes a set of such moves, best
-    first, and then measures the remaining ones again: every move made is a true gain. The last row of a cluster stays:
-    it would lose a cosine of 1, which nothing can outweigh.
+    Moves that share no cluster do not change each other's gains. So each pass makes a set of such moves, best first,
+    and then measures the remaining ones again: every move is a true gain. The last row of a cluster stays, because it
+    would lose a cosine of 1, which no gain outweighs.
     """
     block, made = rows.take(wishes), 0
     source, waiting = state.assignment[wishes], np.arange(len(wishes))
@@ -370,12 +369,12 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
         state.assignment[wishes[moves]] = target[moves]
         made += len(moves)
         waiting = np.setdiff1d(waiting, moves)
-        if len(moves) <= 0.02 * made:  # the few left over are found again next round
+        if len(moves) <= 0.02 * made:  # the next round finds the few left over again
             return
 
 
 def _move(state: _State, moving: torch.Tensor, source: np.ndarray, target: np.ndarray) -> None:
-    """Carry rows from cluster to cluster, no cluster taking part in two moves."""
+    """Move rows between clusters; no cluster takes part in two moves."""
     old, new = (torch.from_numpy(side).to(moving.device) for side in (source, target))
     state.sums[old] -= moving
     state.sums[new] += moving
@@ -388,7 +387,7 @@ def _move(state: _State, moving: torch.Tensor, source: np.ndarray, target: np.nd
 
 
 def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int) -> np.ndarray:
-    """Take, by preference, moves that share no cluster with one taken before."""
+    """Select moves in order, skipping those that share a cluster with an earlier one."""
     used = np.zeros(k, dtype=bool)
     taken = []
     for _ in range(4):  # four sweeps find nearly all; the others wait for the next pass
@@ -409,7 +408,7 @@ def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int)
 def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) -> tuple[np.ndarray, np.ndarray]:
     """Move each row to its nearest centroid in the row's nearest groups.
 
-    They are chosen by heads where these are enough. Of 25,000 rows in 3,125 clusters, 5 miss a nearer centroid.
+    Heads choose it, if they are enough. With 25,000 rows in 3,125 clusters, 5 rows missed a nearer centroid.
     """
     seen = heads.seen(state.centroids)
     clusters = np.split(np.argsort(groups.of, kind="stable"), np.cumsum(np.bincount(groups.of))[:-1])

@@ -1,9 +1,9 @@
-"""A map of a tree: a place in the plane for each node and document, such that a node's documents share a region.
+"""A map of a tree: a place in the plane for each node and document. A node's documents share a region.
 
-The nodes of one level are the map's sites. t-SNE spreads them by the cosines of their centroids, with nodes of other
-branches further off. Each site owns the part of the plane that is closest to it (its Voronoi cell), and a node above
-owns the cells below it. A document stays in the cell of its site. There it is pulled to its nearest neighbors in its
-own leaf and the leaves around, and pushed away from others (the forces of UMAP). A later document joins its neighbors.
+The nodes of one level are the map's sites. t-SNE places them by the cosines of their centroids, with nodes of different
+branches further apart. Each site owns its Voronoi cell, the part of the plane closest to it; a node above owns the
+cells below it. Each document stays in the cell of its site. There UMAP's forces pull it toward its nearest neighbors,
+from its own and near leaves, and push it away from others. A document added later is placed among its neighbors.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from hce.tree.hierarchy import Hierarchy
 MOST_SITES = 4096
 PERPLEXITY = 15.0
 APART = 0.25  # added to the distance of two sites for each level at which their ancestors differ
-ROUNDS = 30  # of evening out the cells
-RIM = 256  # points around the disc that they fill
-COAST = 1.5  # how far from the nearest site the sea begins, in typical distances of two sites
-EDGE = 0.94  # how much of the way to its cell's border a document may go
+ROUNDS = 30  # of making the cells even
+RIM = 256  # points around the disc that the cells fill
+COAST = 1.5  # distance from the nearest site to the sea (the empty rest), in typical distances between sites
+EDGE = 0.94  # how far toward its cell's border a document may be, as a share
 NEIGHBORS = 10
 LEAVES_AROUND = 6  # whose documents may be neighbors too
 STEPS = 60
-PUSHED = 8  # others in either direction that a document is pushed away from in a step
+PUSHED = 8  # documents before and after it in the arrays that push a document in a step
 SEED = 0  # same tree, same map
-BESIDE = 3  # neighbors that a later document is placed by
+BESIDE = 3  # neighbors that decide the place of a later document
 
-Tell = Callable[[float], None]
-"""Called with the share of the work that is done; an error that it raises ends the work."""
+Report = Callable[[float], None]
+"""Called with the share of the work that is done; it may raise an error to stop the work."""
 
 
 class Cells(NamedTuple):
     """The parts of the plane that belong to sites.
 
     Attributes:
-        neighbors: for each site, the points across each border of its cell, of shape (S, most borders, 2); the site
-            itself is repeated where there are fewer.
+        neighbors: for each site, the points across the borders of its cell, of shape (S, most borders, 2), padded with
+            the site itself.
     """
 
     vertices: np.ndarray  # corners, of shape (V, 2)
@@ -61,7 +61,7 @@ def place_sites(tree: Hierarchy, level: int) -> np.ndarray:
     if count < 5:  # too few for t-SNE
         turn = 2 * np.pi * np.arange(count) / count
         return _within_unit_square(np.stack([np.cos(turn), np.sin(turn)], axis=1))
-    from sklearn.manifold import TSNE  # which takes a second; the map of an index is kept once it is made
+    from sklearn.manifold import TSNE  # imported here, because that takes a second
 
     apart = np.maximum(1 - centroids @ centroids.T, 0)
     above = tree.ancestors(level, np.arange(count))[:, 1:-1]
@@ -84,7 +84,7 @@ def place_sites(tree: Hierarchy, level: int) -> np.ndarray:
 
 
 def cells(sites: np.ndarray) -> Cells:
-    """Return the cells of sites, (S, 2); points in the sea keep the coast small."""
+    """Return the cells of sites, (S, 2); points in the sea keep outer cells small."""
     count = len(sites)
     voronoi = Voronoi(np.concatenate([sites, _sea(sites)]))
     polygons = [np.array(voronoi.regions[region]) for region in voronoi.point_region[:count]]
@@ -101,7 +101,7 @@ def cells(sites: np.ndarray) -> Cells:
 
 
 def place_documents(
-    tree: Hierarchy, sites: np.ndarray, documents: np.ndarray, vectors: np.ndarray, tell: Tell = lambda share: None
+    tree: Hierarchy, sites: np.ndarray, documents: np.ndarray, vectors: np.ndarray, report: Report = lambda share: None
 ) -> np.ndarray:
     """Return a place for each document in the cell of its site, (N, 2).
 
@@ -110,16 +110,16 @@ def place_documents(
         sites: what `place_sites` returned for `site_level(tree)`, of shape (S, 2).
         documents: positions in the tree, of shape (N,).
         vectors: of these documents, of shape (N, n).
-        tell: called with the share that is done.
+        report: called with the share of the work that is done.
     """
     placed = np.empty((len(documents), 2), np.float32)
     if not len(documents):
         return placed
     site = tree.nodes_at(site_level(tree))[documents]
-    order = np.argsort(site, kind="stable")  # documents of a cell are neighbors in the arrays
+    order = np.argsort(site, kind="stable")  # makes documents of a cell adjacent in the arrays
     site, documents, vectors = site[order], documents[order], vectors[order]
     generator = np.random.default_rng(SEED)
-    pairs = _neighbor_pairs(tree, documents, vectors, lambda share: tell(0.3 * share))
+    pairs = _neighbor_pairs(tree, documents, vectors, lambda share: report(0.3 * share))
     sums = sparse.csr_matrix((np.ones(pairs.nnz), np.arange(pairs.nnz), pairs.indptr), (len(documents), pairs.nnz))
     borders = _Borders.of(sites, cells(sites).neighbors)
     scale = float(np.median(borders.nearest) / np.sqrt(max(len(documents) / len(sites), 1)))  # of two documents
@@ -129,19 +129,19 @@ def place_documents(
         near = (places / scale).astype(np.float32)
         off = near[pairs.indices] - np.repeat(near, np.diff(pairs.indptr), axis=0)
         move = sums @ (off / (1 + np.einsum("ij,ij->i", off, off)[:, None]))  # the pull of the neighbors
-        for shift in generator.integers(1, around, PUSHED).tolist():  # others, mostly of the same cell, push away
+        for shift in generator.integers(1, around, PUSHED).tolist():  # others, mostly from the same cell, push away
             off = near - np.roll(near, -shift, axis=0)
             squared = np.einsum("ij,ij->i", off, off)
             off *= (2 / ((0.1 + squared) * (1 + squared)))[:, None]
             move += off - np.roll(off, shift, axis=0)
         places = borders.keep(places + (1 - step / STEPS) * scale * np.clip(move, -4, 4), site)
-        tell(0.3 + 0.7 * (step + 1) / STEPS)
+        report(0.3 + 0.7 * (step + 1) / STEPS)
     placed[order] = borders.fill(places, site)
     return placed
 
 
 def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return places for vectors (B, n) next to their nearest among (m, n)."""
+    """Return places for vectors (B, n) next to their nearest vectors among (m, n)."""
     cosines = vectors @ there.T
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :BESIDE]
     weights = np.exp(10 * np.take_along_axis(cosines, nearest, axis=1))
@@ -160,7 +160,7 @@ def _within_unit_square(sites: np.ndarray) -> np.ndarray:
 
 
 def _spread(places: np.ndarray) -> np.ndarray:
-    """Fill a disc evenly: each place moves to the middle of its cell, repeatedly."""
+    """Fill a disc evenly: move each place to the center of its cell, repeatedly."""
     places = places - places.mean(axis=0)
     reach = 1.08 * np.linalg.norm(places, axis=1).max()
     turn = 2 * np.pi * np.arange(RIM) / RIM
@@ -192,12 +192,12 @@ def _sea(sites: np.ndarray) -> np.ndarray:
 
 
 class _Borders(NamedTuple):
-    """The borders of each site's cell as seen from the site."""
+    """The borders of each site's cell, relative to the site."""
 
     sites: np.ndarray  # of shape (S, 2)
     toward: np.ndarray  # from a site to the points across its borders, of shape (S, borders, 2)
-    half: np.ndarray  # half of the squared lengths of these, of shape (S, borders)
-    nearest: np.ndarray  # the distance of each site from the nearest of those points, of shape (S,)
+    half: np.ndarray  # half of the squared lengths of `toward`, of shape (S, borders)
+    nearest: np.ndarray  # the distance from each site to the nearest of those points, of shape (S,)
 
     @classmethod
     def of(cls, sites: np.ndarray, neighbors: np.ndarray) -> _Borders:
@@ -206,13 +206,13 @@ class _Borders(NamedTuple):
         return cls(sites, toward, squared / 2, np.sqrt(np.where(squared > 0, squared, np.inf).min(axis=1)))
 
     def keep(self, places: np.ndarray, site: np.ndarray) -> np.ndarray:
-        """Bring places back into the cells of their sites, straight towards these."""
+        """Move places that left their cell straight back toward its site."""
         off = places - self.sites[site]
         over = np.einsum("nd,nbd->nb", off, self.toward[site]) / np.maximum(self.half[site], 1e-12)
         return self.sites[site] + off / np.maximum(over.max(axis=1) / EDGE, 1)[:, None]
 
     def fill(self, places: np.ndarray, site: np.ndarray) -> np.ndarray:
-        """Spread the places of each cell evenly from its site to its borders."""
+        """Spread the places of each cell evenly between its site and its borders."""
         count = np.bincount(site, minlength=len(self.sites))
         middle = np.stack([np.bincount(site, places[:, axis], len(count)) for axis in (0, 1)], axis=1)
         off = places - (middle / np.maximum(count, 1)[:, None])[site]
@@ -226,8 +226,8 @@ class _Borders(NamedTuple):
         return self.sites[site] + direction * reach[:, None]
 
 
-def _neighbor_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray, tell: Tell) -> sparse.csr_matrix:
-    """Join each document with its nearest in leaves around: (N, N), symmetric."""
+def _neighbor_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray, report: Report) -> sparse.csr_matrix:
+    """Join each document with its nearest in leaves around it: (N, N), symmetric."""
     count = len(documents)
     parent = tree.document_parent[documents]
     order = np.argsort(parent, kind="stable")
@@ -245,7 +245,7 @@ def _neighbor_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray,
             nearest = np.argpartition(-cosines, most - 1, axis=1)[:, :most]
             rows.append(np.repeat(own, most))
             columns.append(others[nearest].ravel())
-        tell(sum(map(len, rows)) / max(count * NEIGHBORS, 1))
+        report(sum(map(len, rows)) / max(count * NEIGHBORS, 1))
     row, column = np.concatenate(rows), np.concatenate(columns)
     pairs = sparse.csr_matrix((np.ones(len(row), np.float32), (row, column)), (count, count))
     return pairs.maximum(pairs.T).tocsr()

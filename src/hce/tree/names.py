@@ -1,11 +1,14 @@
 """Names for a tree's nodes, and the tree as an outline and as JSON.
 
-A name is a few words that many of a node's documents have, and few of its siblings'. A word counts by the documents
-that have it, so one long text names no node. Its weight in a node is s·r^1.5: s is the share of the node's documents
-with the word, and r the mean of log(s / share in the parent) and log(s / share in all), at most log 8. The bound keeps
-words of a single document out; the exponent keeps out words that most nodes have ("patients", "contains"). By eye on
-five collections it names better than class-based TF-IDF (docs/LOG.md, "Names of nodes"). A node does not repeat the
-words of its ancestors.
+A name is a few words that are in many of a node's documents, but in few of its siblings'. Words are counted once per
+document, so one long text cannot name a node. The weight of a word in a node is s·r^1.5, where
+
+    s = the share of the node's documents with the word
+    r = the mean of log(s / share in the parent) and log(s / share in all documents), at most log 8
+
+The bound keeps out words of a single document. The exponent keeps out words that most nodes have ("patients",
+"contains"). On five collections these names read better than those of class-based TF-IDF (docs/LOG.md, "Names of
+nodes"). A node does not repeat its ancestors' words.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ def name_nodes(
     Args:
         hierarchy: the tree.
         texts: the documents' texts, in the order of the tree's documents.
-        words: how many words a name has; fewer where a node's documents have no more.
+        words: how many words a name has, if the node's documents have enough.
         progress: show bars.
     """
     with progress_bar("words for names", len(hierarchy), "documents", show=progress) as advance:
@@ -68,7 +71,7 @@ def name_nodes(
 
 
 def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int = WORDS_IN_A_NAME) -> list[str]:
-    """Return the words that set `others` apart, chosen as for a node's name.
+    """Return the words that distinguish `others` from `texts`, as in a node's name.
 
     >>> distinguishing_words(["ships at sea"] * 3, ["ships at sea", "ships on canals", "canals and locks"], words=1)
     ['canals']
@@ -88,7 +91,7 @@ def distinguishing_words(texts: Sequence[str], others: Sequence[str], words: int
 def _counted(texts: Iterable[str]) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray] | None:
     """Return which text has which word, the words, and a number for each word.
 
-    The number is the same for "cell" and "cells". Without any words, return None.
+    "cell" and "cells" have the same number. Without any words, return None.
     """
     from sklearn.feature_extraction.text import CountVectorizer  # takes a second to import
 
@@ -108,7 +111,7 @@ def _counted(texts: Iterable[str]) -> tuple[sparse.csr_matrix, np.ndarray, np.nd
 
 
 def _without_addresses(text: str) -> str:
-    """Return a text in lower case without addresses.
+    """Return a text in lower case without URLs and email addresses.
 
     >>> _without_addresses("See https://example.org/a, or mail to me@example.org")
     'see   or mail to  '
@@ -117,7 +120,7 @@ def _without_addresses(text: str) -> str:
 
 
 class _Group(NamedTuple):
-    """How many documents of each node have each word, of shape (nodes, words), and how many there are."""
+    """For each node, how many documents have each word, (nodes, words), and how many there are, (nodes,)."""
 
     having: sparse.csr_matrix
     sizes: np.ndarray
@@ -130,7 +133,7 @@ class _Group(NamedTuple):
         return cls((member @ having).tocsr(), np.bincount(members, minlength=nodes))
 
     def shares(self, nodes: np.ndarray, words: np.ndarray) -> np.ndarray:
-        """Return the share of a node's documents with a word, for pairs of both."""
+        """Return the share of a node's documents with a word, for pairs (node, word)."""
         return np.asarray(self.having[nodes, words]).ravel() / self.sizes[nodes]
 
 
@@ -146,7 +149,7 @@ def _weights(nodes: _Group, above: _Group, parent: np.ndarray, everywhere: _Grou
 
 
 def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarray, words: int) -> np.ndarray:
-    """Return the columns of a node's heaviest words, in one form; ties by alphabet."""
+    """Return the columns of a node's heaviest words, singular or plural, not both."""
     ranked = weights.indices[np.lexsort((weights.indices, -weights.data))]
     fresh = ranked[~np.isin(singular[ranked], singular[inherited])]
     first_form = np.sort(np.unique(singular[fresh], return_index=True)[1])
@@ -154,14 +157,14 @@ def _best(weights: sparse.csr_matrix, singular: np.ndarray, inherited: np.ndarra
 
 
 def _singular(word: str) -> str:
-    """Return a word without the s of a plural, to keep one form in a name."""
+    """Return a word without a plural s, to recognize both forms as one word."""
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
 def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dict[str, Any]:
-    """Return the tree as nested mappings, with documents by id if given.
+    """Return the tree as nested mappings, with the ids of documents if given.
 
-    Documents whose id is None are deleted ones, and left out; sizes are those of the tree.
+    Documents whose id is None are deleted and skipped, but sizes still count them.
     """
 
     def node_at(level: int, node: int) -> dict[str, Any]:
