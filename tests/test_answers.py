@@ -121,4 +121,4 @@ def test_no_memory_is_a_sentence():
         raise MemoryError
 
     answer = TestClient(Guard(app, Rules()), base_url=HOME).get("/")
-    assert (answer.status_code, answer.json()["error"][:25]) == (503, "there is no memory for th")
+    assert (answer.status_code, answer.json()["error"][:25]) == (503, "not enough memory for thi")

@@ -140,7 +140,7 @@ def test_nobody_there(monkeypatch):
 
 @pytest.mark.parametrize("address", ["http://", "http://[::1", "http://localhost:port", "ftp://localhost"])
 def test_an_address_has_a_host(address):
-    with pytest.raises(InputError, match="no address"):
+    with pytest.raises(InputError, match="not an address"):
         Client(address)
 
 

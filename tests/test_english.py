@@ -111,7 +111,7 @@ def is_function(node: ast.AST) -> bool:
 
 def described(text: str) -> str:
     """A docstring without examples; entries of its sections are sentences of their own."""
-    text = re.sub(r"(^|\n) *>>> .*?(\n\s*\n|$)", "\n\n", text, flags=re.DOTALL)
+    text = re.sub(r"(^|\n) *(>>> |Examples?:\n).*?(\n\s*\n|$)", "\n\n", text, flags=re.DOTALL)
     return prose(re.sub(r"\n(    )?(\*{0,2}\w+: )", r"\n\n\2", text))
 
 

@@ -508,7 +508,7 @@ def test_wrong_addresses_change_nothing(tmp_path, documents, module_static_encod
         index_at(tmp_path / "new", documents[:5], module_static_encoder, nobody, "x")
     with pytest.raises(AwayError):
         Index.open(nobody)
-    with pytest.raises(FormatError, match="no file of Milvus"):
+    with pytest.raises(FormatError, match="no Milvus file"):
         Index.open(tmp_path / "nothing.db")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index"]
 

@@ -120,7 +120,7 @@ def search(page, text):
 
 def test_search_as_you_type_with_before_and_after(site, visit):
     page = visit(site.url)
-    expect(page.locator("#start h2")).to_have_text("Ask 240 documents")
+    expect(page.locator("#start h2")).to_have_text("Search 240 documents")
     expect(page.locator(".topics button").first).to_be_visible()
     page.locator("#q").press_sequentially("star red", delay=30)
     expect(page.locator("#before-hits .hit").first).to_be_visible()
@@ -169,7 +169,7 @@ def test_conditions_and_nothing_found(site, visit):
     expect(page.locator("#hits .chip")).to_have_text("year 2010")
     expect(page.locator("#document")).to_be_hidden()
     page.fill("#where", "year>=2030")
-    expect(page.locator("#start")).to_contain_text("No document fulfils the conditions")
+    expect(page.locator("#start")).to_contain_text("No document matches the conditions")
     page.fill("#where", "nonsense")
     expect(page.locator("#start")).to_contain_text("write field=value")
 
@@ -270,7 +270,7 @@ def test_that_nothing_is_a_good_match_stands_above_the_hits(site, visit):
     answers["good"] = False
     search(page, "star red")
     expect(page.locator("#judged")).to_be_visible()
-    expect(page.locator("#judged")).to_have_text("Nothing here is a good match. These are the nearest.")
+    expect(page.locator("#judged")).to_have_text("Nothing here is a good match. These are the closest.")
     assert page.locator("#judged").bounding_box()["y"] < page.locator("#hits").bounding_box()["y"]
 
 
@@ -453,7 +453,7 @@ def test_a_documents_place_is_shown_from_its_hit(site, visit):
     search(page, "star red")
     first = ids(page)[0]
     page.locator("#hits .hit").first.get_by_role("button", name="Show in the tree").click()
-    expect(page.locator("#tree-way")).to_contain_text(f"place of the document {first}")
+    expect(page.locator("#tree-way")).to_contain_text(f"position of the document {first}")
     expect(page.locator("#branch .lit")).to_contain_text(first)
     way = httpx.get(f"{site.url}/api/tree/path", params={"id": first}).json()["way"]
     expect(page.locator("#tree-way .step.lit")).to_have_count(len(way["steps"]))

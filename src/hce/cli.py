@@ -117,7 +117,7 @@ class _Harmless(logging.Formatter):
 
 
 def _what_the_system_refused(error: Exception) -> str | None:
-    """Return one line for an error of the system, such as a full disk; None for a bug."""
+    """Return one line for a system error, such as a full disk; None for a bug."""
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
         return "not enough memory; use fewer or shorter documents, a smaller model, or smaller batches"
     reason = system_reason(error)
@@ -138,7 +138,7 @@ def _end(message: str | None) -> NoReturn:
 
 
 def _leave_stdout() -> None:
-    """Flush stdout, or drop its buffer, so that Python can exit without another error."""
+    """Flush stdout, or drop its buffer, so that Python exits without another error."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):

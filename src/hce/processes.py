@@ -229,7 +229,7 @@ def average_values(values: dict[str, float], device: torch.device) -> dict[str, 
 
 
 def take_weights_of_the_first(parameters: Iterable[Tensor]) -> None:
-    """Copy the first process's weights to all; different processors round differently."""
+    """Copy the first process's weights to all; processors round differently."""
     if process_count() > 1:
         for parameter in parameters:
             sent = parameter.data.to(_device_of_exchange())  # a table is in main memory, but NCCL sends from a GPU

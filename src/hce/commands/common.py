@@ -193,7 +193,7 @@ def parse_fields(items: Iterable[str]) -> dict[str, Any]:
 
 
 def with_reading(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's argument `reading` by one option for each field of `Reading`."""
+    """Replace a command's argument `reading` by options for the fields of `Reading`."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [each for each in signature.parameters.values() if each.name != "reading"]
     keyword = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)

@@ -153,7 +153,7 @@ def evaluate(
 
 
 def _reading(fields: list[str] | None, *specs: str | None) -> Reading:
-    """Return how to read documents: by --fields, or by the fields that an index remembers."""
+    """Return how to read documents: by --fields, or as the index remembers."""
     from hce.index.manifest import Manifest, is_index
 
     named = Reading(**common.parse_fields(fields or ()))

@@ -277,7 +277,7 @@ def check(
 
 
 def _refuse_without_engine(path: Path) -> None:
-    """Fail on an output that is a complete index without its engine, from a killed run."""
+    """Fail if the output is a complete index without engine, from a killed run."""
     from hce.index.manifest import Manifest, is_index
     from hce.search.engine import ELSEWHERE
 

@@ -239,7 +239,7 @@ def _why_nothing(mode: str, *, has_conditions: bool) -> str:
 
 
 def _line(hit: Hit, query: str, mode: str) -> Text:
-    """Format a hit: rank, score and its parts, id, title, snippet, near-equal documents.
+    """Format a hit: rank, score, id, title, snippet and near-equal documents.
 
     Only the score of a hybrid search has parts. Its part from meaning is 0 for the candidate with the lowest cosine.
     With a cross-encoder's score, the earlier rank is shown instead.
@@ -264,7 +264,7 @@ def _line(hit: Hit, query: str, mode: str) -> Text:
 
 
 def _snippet(hit: Hit, query: str) -> Text:
-    """Format the best passage, or the part of the text with most of the query's words."""
+    """Format the best passage, or the part with most of the query's words."""
     found = hit.snippet(query, SNIPPET)
     shown = Text("… " if found.start else "", style="dim")
     end = 0

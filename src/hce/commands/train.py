@@ -59,7 +59,7 @@ def recipe_option(name: str, **limits: Any) -> Any:
 
 
 def read_settings(items: Iterable[str], **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parse --set; return the settings of the run, and those of the recipe with `given`.
+    """Parse --set; return the settings of the run, and of the recipe with `given`.
 
     Raises:
         InputError: an unknown setting, a value of the wrong type, or a setting twice.

@@ -266,7 +266,7 @@ class Collection:
     since: int = 0  # reads see all writes before this timestamp of Milvus; 0: all writes so far, which takes longer
 
     def _read(self, method: str, partition: Partition, **options: Any) -> Any:
-        """Read with all writes up to `since`; without it, a strong read takes 0.2 to 0.4 s longer."""
+        """Read all writes up to `since`; reading all so far takes 0.2 to 0.4 s longer."""
         options["consistency_level"] = "Customized" if self.since else "Strong"
         if self.since:
             options["guarantee_timestamp"] = self.since
@@ -375,7 +375,7 @@ class Collection:
     def _in_blocks(
         self, partition: Partition, first: int, last: int, fields: Sequence[str], condition: Callable[[int, int], str]
     ) -> Iterator[MilvusRow]:
-        """Read from `first` to `last` in blocks; use smaller ones if an answer is too large."""
+        """Read from `first` to `last` in blocks, smaller if an answer is too large."""
         start, at_once = first, MOST_ROWS
         while start <= last:
             stop = min(start + at_once - 1, last)
@@ -447,7 +447,7 @@ class MilvusEngine:
         return self.count
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors with the largest inner product; GoneOnError if one was deleted."""
+        """Find the k vectors with the largest inner products; GoneOnError if deleted."""
         queries = np.ascontiguousarray(queries, np.float32)
         if allowed is None:
             return search_exactly(self._best, self.count, queries, k, SLACK)
@@ -479,7 +479,7 @@ class MilvusEngine:
         return self._best_among(queries, count, everything[self.are_there(everything)])
 
     def _best_among(self, queries: np.ndarray, count: int, allowed: np.ndarray) -> Found:
-        """Find the best of `allowed`: deep in the ranking of all, or in blocks of numbers."""
+        """Find the best of `allowed`, in a deep ranking of all or in blocks of numbers."""
         if len(allowed) > MOST_FOUND:
             wider = int(2 * count * self.count / len(allowed)) + MOST_ROWS
             if wider <= min(MOST_FOUND, self.count):

@@ -174,7 +174,7 @@ class Mirror:
             )
 
     def rebuild(self, reader: Reader) -> None:
-        """Fill a new collection, or continue an unfinished one; readers see it when complete."""
+        """Fill a new or unfinished collection; readers see it when it is complete."""
         with self._lock:
             self._known = None
             self._known = self._push(reader, as_new=True)
@@ -188,14 +188,14 @@ class Mirror:
         return moment.last - known.last + len(reader.removed_since(known.change))
 
     def check_later(self, moment: Moment) -> None:
-        """Fail if documents are missing although the store has not changed since `moment`."""
+        """Fail if documents are missing and the store is still at `moment`."""
         with self.store.reading() as reader:
             if reader.moment().change == moment.change:
                 advice = f"'hce rebuild {self.index_folder}' fills a new one"
                 raise FormatError(f"{self.index_folder}: its collection lacks documents; {advice}")
 
     def _look(self, reader: Reader) -> tuple[Collection, int] | None:
-        """Return the pointer's collection and change, if it is complete and fits the encoder."""
+        """Return the pointer's collection and change, if complete and fitting."""
         pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not pointer.fits(manifest):
             return None
@@ -276,7 +276,7 @@ class Mirror:
         return pointer
 
     def _put_documents(self, collection: Collection, reader: Reader, pointer: Pointer, again: bool) -> Pointer:
-        """Write the documents after the pointer's last, and update the pointer after each batch."""
+        """Write the documents after the pointer's last; update the pointer each batch."""
         entries = reader.entries(pointer.last)
         left = reader.count_after(pointer.last)
         with progress_bar("sending to Milvus", left, "documents", show=left >= MANY) as advance:
@@ -338,7 +338,7 @@ def read_content(collection: Collection) -> dict[str, Any]:
 
 
 def document_rows(entries: list[Entry]) -> tuple[list[MilvusRow], list[MilvusRow]]:
-    """Return documents as rows with vectors, and the rest of long contents as more rows."""
+    """Return documents as rows with vectors, and rows for the rest of long texts."""
     rows, further = [], []
     for number, document, vector in entries:
         pieces = pieces_of(document.to_json())

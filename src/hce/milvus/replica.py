@@ -59,7 +59,7 @@ ATTEMPTS = 20  # of a search, if documents are removed meanwhile
 
 
 def read_facts(collection: Collection) -> tuple[Manifest, dict[str, list[Any]]]:
-    """Read a collection's manifest and its list of the encoder's files (see `file_rows`)."""
+    """Read a collection's manifest and list of encoder files (see `file_rows`)."""
     address, content = collection.server.address, read_content(collection)
     if not content:
         raise FormatError(f"{address}: the collection is not hce's, or it is damaged")
@@ -85,7 +85,7 @@ def read_log(collection: Collection, after: int) -> tuple[Moment | None, set[int
 
 
 def read_documents(collection: Collection, first: int, last: int) -> dict[int, Document]:
-    """Read documents by number; skip those with missing pieces, which are being removed."""
+    """Read documents by number; skip those being removed, which lack pieces."""
     rows = list(collection.rows_between(DOCUMENTS, first, last))
     contents = {row.number: [row.content] for row in rows}
     if any(row.part > 1 for row in rows):

@@ -114,7 +114,7 @@ class Json(JSONResponse):
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Return a dataclass's fields; `asdict` copies them, which took longer than a search."""
+    """Return a dataclass's fields; `asdict`'s copies took longer than a search."""
     if not is_dataclass(value):
         raise TypeError(f"an answer cannot hold a {type(value).__name__}")
     return {name: getattr(value, name) for name in value.__slots__} if hasattr(value, "__slots__") else vars(value)
@@ -367,7 +367,7 @@ async def fields_of_metadata(site: Served) -> Json:
 
 @router.post("/api/documents", response_model=Written, status_code=201)
 async def add_documents(site: Served, new: NewDocuments) -> Json:
-    """Add documents, all or none; with `update`, they replace those with the same ids."""
+    """Add documents, all or none; with `update`, replace those with the same ids."""
     documents, seen = [Document(each.id, each.text, each.title, each.metadata) for each in new.documents], set()
     for document in documents:
         if document.is_empty:
@@ -401,7 +401,7 @@ async def remove_document(site: Served, doc_id: str) -> Json:
 
 
 async def _write(site: ServedIndex, refused: int, write: Callable[..., int], argument: Any) -> int:
-    """Write to the index and return the count; answer with status `refused` on InputError."""
+    """Write to the index and return the count; InputError becomes status `refused`."""
     try:
         return await site.writes.run(write, argument)
     except WriterBusyError:
@@ -516,7 +516,7 @@ class EmbeddingsRequest(BaseModel):
 
 @router.post(EMBEDDINGS, responses={"4XX": {"description": "an error in the form of OpenAI's API"}})
 async def embeddings(site: Served, asked: EmbeddingsRequest) -> Json:
-    """Encode texts to unit vectors with the index's encoder, in the form of OpenAI's API."""
+    """Encode texts to unit vectors with the index's encoder, as OpenAI's API does."""
     texts, dim = asked.texts(), site.index.state.manifest.dim
     if asked.dimensions not in (None, dim):
         raise InputError(f"dimensions = {asked.dimensions}: this encoder has {dim}; leave dimensions out")

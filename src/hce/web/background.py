@@ -182,7 +182,7 @@ class DriftWatch:
         self._thread: Thread | None = None
 
     def now(self, pause: float = 0.0) -> DriftState:
-        """Return the last verdict; start a new measurement if documents were written since.
+        """Return the last verdict; measure again if documents were written since.
 
         At least `pause` seconds lie between the starts of two measurements.
         """

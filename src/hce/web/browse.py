@@ -212,7 +212,7 @@ async def places(
     q: Text = None,
     id: Annotated[list[Id], Query(max_length=PLACES_AT_ONCE, description="documents")] = [],  # noqa: A002, B006
 ) -> Json:
-    """Return the positions of a query and of documents; unknown documents are skipped."""
+    """Return the positions of a query and of documents, without unknown ones."""
     if q is None and not id:
         raise HTTPException(400, "give q (a query), or id (a document), which may be repeated")
     vector = None if q is None else await site.queries.encode(q)

@@ -80,7 +80,7 @@ class HttpConnection(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that is not valid HTTP; uvicorn calls this in its error handler."""
+        """Refuse a request that is not valid HTTP, in uvicorn's error handler."""
         if getattr(sys.exc_info()[1], "error_status_hint", 400) == 431:
             self._refuse(Refusal(431, f"the head of a request can hold {HEAD_BYTES // 1024} KB at most"))
         else:
@@ -118,7 +118,7 @@ def _end_one_of(crowd: list[HttpConnection]) -> bool:
 
 
 def _network(address: str) -> str:
-    """Return the key to count connections by: the address, or the /64 network of IPv6."""
+    """Return the key to count connections by: the address, or IPv6's /64 network."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -66,7 +66,7 @@ class Rules:
 
 
 def rules_for(host: str, token: str | None, writable: bool, names: Iterable[str] = ()) -> Rules:
-    """Return the rules of a server that listens at `host`; a proxy may call it by `names`.
+    """Return the rules of a server at `host`; a proxy may call it by `names`.
 
     If other machines can connect, writing needs a token: the given one, or else a random one.
     """
@@ -185,7 +185,7 @@ class Guard:
             await self._answer(scope, body, receive, send)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Let the application answer in time; a write that has begun is finished in any case."""
+        """Let the application answer in time; a write, once begun, is finished."""
         reads = is_reading(scope["method"], scope["path"])
         seconds = READ_SECONDS if reads else WRITE_SECONDS
         deadline, answer = Deadline(seconds), _Answer(self, scope, receive, send)

@@ -1,4 +1,4 @@
-// Requests: JSON in and out (and bytes out), an error as one sentence, the token kept for as long as the tab is open.
+// Requests: JSON in, JSON or bytes out, errors as one sentence. The token is kept until the tab is closed.
 
 export class ApiError extends Error {
   constructor(status, message) {

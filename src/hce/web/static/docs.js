@@ -1,8 +1,8 @@
-// The API described from its own /openapi.json.
+// The description of the API, made from /openapi.json.
 
 import { $, el, fill } from "./dom.js";
 
-// What stands between backticks is code.
+// Text between backticks is code.
 const prose = (text = "") => text.split("`").map((part, place) => (place % 2 ? el("code", {}, part) : part));
 
 const limits = (schema = {}) => Object.entries(schema)
@@ -34,7 +34,7 @@ function operation(path, method, facts) {
     el("h3", { class: "mono" }, el("span", { class: "verb" }, method.toUpperCase()), path),
     el("p", {}, prose(facts.description)),
     parameters.length ? el("table", {}, el("tbody", {}, parameters)) : null,
-    el("p", { class: "soft" }, body ? ["takes ", link(body), ", "] : null, given ? ["gives ", link(given)] : null));
+    el("p", { class: "soft" }, body ? ["takes ", link(body), ", "] : null, given ? ["returns ", link(given)] : null));
 }
 
 const api = await (await fetch("/openapi.json")).json();

@@ -1,4 +1,4 @@
-// A document in full, with its place and its removal; and a form for a new one.
+// The dialogs: a document in full, with its path in the tree and its removal, and a form for a new one.
 
 import { get, post, remove, token } from "./api.js";
 import { $, el, fill, filledIn, marked, plural, titleOf, toast, valueOf } from "./dom.js";
@@ -6,7 +6,7 @@ import { stepsOf } from "./way.js";
 
 const address = (id) => `/api/documents/${encodeURIComponent(id)}`;
 
-// The passage that a long document was found by is marked, and scrolled to.
+// Open a document; the best passage of a long one is marked and scrolled to.
 export async function openDocument(page, id, passage = null) {
   const dialog = $("document");
   let found;
@@ -39,11 +39,11 @@ export async function openDocument(page, id, passage = null) {
 async function showPlace(way, id, inTree) {
   const answer = await get("/api/tree/path", { id }).catch(() => null);
   if (!answer) return;
-  fill(way, el("span", {}, answer.way.came_later ? "came after the tree; belongs to" : "place in the tree"), stepsOf(answer.way, inTree));
+  fill(way, el("span", {}, answer.way.came_later ? "came after the tree; belongs to" : "position in the tree"), stepsOf(answer.way, inTree));
   way.hidden = false;
 }
 
-// Two presses, so that none removes by accident.
+// Removal takes two clicks, against accidents.
 function removal(page, id, close) {
   const problem = el("span", { class: "problem" });
   const button = el("button", { class: "danger" }, "Remove");
@@ -95,10 +95,10 @@ export function openAdding(page) {
       el("label", {}, "Title", fields.title),
       el("label", {}, "Text", fields.text),
       el("label", {}, "Metadata, as JSON (optional)", fields.metadata),
-      el("label", { class: "check" }, fields.update, "replace the document that has this id"),
+      el("label", { class: "check" }, fields.update, "replace a document with the same id"),
       page.facts.needs_token ? el("label", {}, "Token", fields.token) : null,
       problem),
-    el("footer", {}, el("span", { class: "soft" }, "It is encoded and can be found at once; nothing is trained."), el("span", { class: "grow" }), save));
+    el("footer", {}, el("span", { class: "soft" }, "It can be found at once, without training."), el("span", { class: "grow" }), save));
   fill(dialog, form);
   dialog.showModal();
   fields.id.focus();

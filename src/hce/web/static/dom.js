@@ -1,4 +1,4 @@
-// Elements from text. Whatever a document says becomes a text node here, and never HTML.
+// Make elements. Texts of documents become text nodes here, never HTML.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -18,7 +18,7 @@ export function fill(node, ...children) {
   return node;
 }
 
-// Marks count code points, as Python does, not JavaScript's halves of them.
+// Marks count code points, as Python does; JavaScript's strings count UTF-16 units.
 export function marked(text, marks) {
   const points = Array.from(text);
   const parts = [];
@@ -41,13 +41,13 @@ export function spelled(value) {
   return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 }
 
-// A title that only repeats the id is none.
+// A title that repeats the id is not shown.
 export const titleOf = (found) => (found.title === found.id ? "" : found.title);
 
 // The fields of metadata that have a value.
 export const filledIn = (metadata) => Object.entries(metadata).filter(([, value]) => value !== null && value !== "" && !(Array.isArray(value) && !value.length));
 
-// A value of metadata: an address as a link without a referrer; a list without JSON's marks.
+// A value of metadata: a URL as a link without a referrer, a list without JSON's brackets.
 export function valueOf(value, shown = spelled) {
   if (Array.isArray(value) && value.every((each) => typeof each !== "object")) return shown(value.join(", "));
   if (typeof value !== "string" || !/^https?:\/\/[^\s<>"]+$/i.test(value) || !URL.canParse(value)) return shown(value);

@@ -1,22 +1,22 @@
-// Filters by metadata: values of fields that have few as buttons with counts, ranges for numbers, other fields behind
-// "more". A filter sets the field's condition in the line of conditions, which is the one place where conditions are.
+// Filters by metadata. A field with few values has buttons with counts, numbers have a range, other fields are behind
+// "more". A filter writes its condition to the "where" input, which holds all conditions.
 
 import { get } from "./api.js";
 import { $, breakable, count, el, fill, plural, spelled } from "./dom.js";
 
 const FIELDS = 4; // rows shown
-const MORE_FIELDS = 8; // of these behind "more"
-const FEW = 60; // different values that are few, where several documents have each
-const VALUES = 8; // buttons of a field, the most frequent values; numbers with more values have a range
+const MORE_FIELDS = 8; // rows behind "more"
+const FEW = 60; // most different values of a field with buttons
+const VALUES = 8; // buttons of a field, for its most frequent values; numbers with more values have a range
 const CLAUSE_CHARACTERS = 120;
 const SIGN = /[=<>!~]+|\s(?:not )?in\s/;
 
-let counted = ""; // the fields and conditions whose counts are on the page
-let isOpen = false; // whether "more" is
+let counted = ""; // the fields and conditions of the counts on the page
+let isOpen = false; // whether "more" is open
 
 export const clausesOf = (text) => text.split(";").map((each) => each.trim()).filter(Boolean);
 
-// What to filter by: values of fields, or ranges of numbers; a field whose values hardly repeat is neither.
+// Sort the fields into those with few values, ranges of numbers, and others; skip fields whose values hardly repeat.
 export function sorted(fields) {
   const named = fields.filter((field) => canBeNamed(field.name));
   const ranges = named.filter((field) => field.least !== null && field.values > VALUES);
@@ -26,7 +26,7 @@ export function sorted(fields) {
   return { few, ranges: ranges.slice(0, FIELDS), more: repeated.filter((field) => !few.includes(field)).slice(0, MORE_FIELDS) };
 }
 
-// Conditions on the index's own fields, to be shown as an example.
+// Return example conditions on fields of this index.
 export function exampleOf(fields) {
   const { few, ranges, more } = sorted(fields);
   const value = [...few, ...more].find((field) => canBeWritten({ value: field.example, clause: `${field.name}=${field.example}` }) && String(field.example).length < 20);
@@ -34,7 +34,7 @@ export function exampleOf(fields) {
   return parts.filter(Boolean).join("; ");
 }
 
-// Counts depend on the conditions and not on the query: they are asked for once, and no hit waits for them.
+// Counts depend on the conditions, not on the query, so they are fetched once, after the hits.
 export async function showFacets(q, fields, signal, onChange) {
   const clauses = clausesOf($("where").value);
   const { few, ranges, more } = sorted(fields);
@@ -58,12 +58,12 @@ export function hideFacets() {
   forgetFacets();
 }
 
-// After a write, the next answer counts again.
+// After a write, count again with the next search.
 export function forgetFacets() {
   counted = "";
 }
 
-// The fields that are seldom a filter; they are counted when somebody looks.
+// The fields behind "more", counted when it is opened.
 function folded(rows, fields, look) {
   const names = fields.map((field) => field.name).join(", ");
   const toggle = (event) => { event.preventDefault(); isOpen = !isOpen; look(); };
@@ -90,7 +90,7 @@ function rowOf(field, values, clauses, onChange) {
   })));
 }
 
-// From and to, of a number; what is left empty is no condition.
+// A range of numbers; an empty end sets no condition.
 function rangeOf({ name, least, most }, clauses, onChange) {
   const given = (sign) => clauses.map(partsOf).find((each) => each.field === name && each.sign === sign)?.value ?? "";
   const end = (sign, label, at) => el("input", { type: "number", step: "any", value: given(sign), placeholder: String(at), "aria-label": `${name} ${label}`, "data-clause": `${name}${sign}`, onchange: () => change() });
@@ -99,10 +99,10 @@ function rangeOf({ name, least, most }, clauses, onChange) {
   return el("div", { class: "facet", role: "group", "aria-label": name }, el("span", {}, breakable(name)), el("div", { class: "values range" }, from, "to", to));
 }
 
-// Whether the line of conditions can hold a value: semicolons part conditions, and blanks around a value are cut off.
+// Whether the "where" input can hold a value: semicolons separate conditions, and spaces around a value are dropped.
 function canBeWritten({ value, clause }) {
   const text = String(value);
-  const isJoined = /\s(?:or|and|\|\||&&)\s.*[=<>]/i.test(text); // which would be two conditions
+  const isJoined = /\s(?:or|and|\|\||&&)\s.*[=<>]/i.test(text); // it would be parsed as two conditions
   return text && text === text.trim() && !isJoined && !/[;\p{C}]/u.test(text) && clause.length <= CLAUSE_CHARACTERS;
 }
 

@@ -1,14 +1,14 @@
-// The map: the tree's regions, and a point for every document, on three canvases one above the other.
-// Points are put into the picture's bytes by hand: two hundred thousand of them take a few milliseconds, on any machine.
+// The map: the tree's regions and a point for every document, on three stacked canvases.
+// Points are written directly into the image's bytes: 200,000 of them take a few milliseconds.
 
 import { get, getBytes } from "./api.js";
 import { $, bar, count, el, fill, plural, titleOf } from "./dom.js";
 import { branchHue, colour, font, isDark } from "./plots.js";
 
-const AGAIN = 700; // milliseconds until an unfinished map is asked for again
-const CLOSE = 9; // pixels from a point within which the pointer means it
-const FEW = 3000; // points that are drawn as round ones
-const TITLES = 30; // points on the picture that are named
+const AGAIN = 700; // milliseconds between two requests for an unfinished map
+const CLOSE = 9; // largest distance in pixels at which the pointer selects a point
+const FEW = 3000; // up to this many points are drawn round
+const TITLES = 30; // up to this many points are named
 const MOST_PIXELS = 4_000_000;
 const LETTERS = [0, 14, 12, 11]; // size of a name's letters by level, in pixels
 
@@ -19,12 +19,12 @@ let map = null; // what is drawn
 let view = { scale: 1, x: 0, y: 0 }; // a place (u, v) of the unit square is drawn at (u·scale + x, v·scale + y), in CSS pixels
 let size = { width: 0, height: 0, ratio: 1 };
 let frame = 0;
-let moving = 0; // an animation under way
-let shown = { query: null, hits: [], id: null }; // what was looked for
+let moving = 0; // the running animation
+let shown = { query: null, hits: [], id: null }; // the query with its hits, or the document
 let pointed = null; // the point, hit or region under the pointer
-let names = []; // the boxes of names on the picture
-let look = {}; // colors and letters of the page, read once a picture
-let picture = null; // the bytes of the points
+let names = []; // boxes of the names on the canvas
+let look = {}; // the page's colors and fonts, read once per drawing
+let picture = null; // the image data of the points
 const known = new Map(); // documents by number
 
 export function start(owner, goTo) {
@@ -37,7 +37,7 @@ export function start(owner, goTo) {
   $("map-whole").addEventListener("click", () => fit([0, 0, 1, 1]));
 }
 
-// Have the map loaded; false where it cannot be, or where it is no longer wanted.
+// Load the map; return false if there is none, or if it is no longer wanted.
 export async function load(isWanted) {
   const now = page.facts ? `${page.facts.index.documents} ${page.facts.index.changed}` : "";
   if (map && asked === now) return true;
@@ -58,13 +58,13 @@ export async function load(isWanted) {
       return true;
     }
     if (answer.readiness.state === "off") { tell(`There is no map: ${answer.readiness.reason}.`); return false; }
-    tell("The map is being drawn", answer.readiness.share);
+    tell("Drawing the map", answer.readiness.share);
     await new Promise((resolve) => { setTimeout(resolve, AGAIN); });
     if (!isWanted()) return false;
   }
 }
 
-// Say that there is nothing to see yet.
+// Show a message instead of the map, or hide it.
 function tell(message, share = null) {
   $("map-told").hidden = message === null;
   if (message !== null) fill($("map-told"), share === null ? null : el("span", { class: "spinner", "aria-hidden": "true" }), el("p", {}, message, share ? ` (${Math.round(100 * share)} %)` : ""), share === null ? null : bar(share));
@@ -72,14 +72,14 @@ function tell(message, share = null) {
 
 export const note = () => (map && map.drawn < map.documents ? `${count(map.drawn)} of ${plural(map.documents, "document")} are drawn` : "");
 
-// Look at a node, the last of those that lead to it from the root; where cells are larger, at the cell that it is in.
+// Zoom to the last node of a path from the root, or to the cell that contains it.
 export function showNode(chain) {
   shown = { query: null, hits: [], id: null };
   const { level, node } = chain[Math.min(chain.length - 1, map.levels.length)];
   fit(level ? boxOf(level, node) : [0, 0, 1, 1]);
 }
 
-// Show where a query and its hits lie, or a document.
+// Show a query and its hits, or a document.
 export async function showFound(q, hits, id, isWanted) {
   const places = await get("/api/map/places", { ...(q ? { q } : {}), id: id ? [id] : hits.map((hit) => hit.id) });
   if (!isWanted()) return;
@@ -110,7 +110,7 @@ function pointsOf(bytes) {
   return { count, number: new Uint32Array(bytes, 0, count), x, y, site: new Uint16Array(bytes, 8 * count, count), top: new Uint16Array(count), seen: new Uint32Array(count) };
 }
 
-// The cells as paths: one of each branch of the tree to be filled, and one of each level's borders.
+// The cells as paths: one per branch of the tree, to fill, and one per level, for borders.
 function regionsOf(answer) {
   const { levels, vertices, polygons } = answer;
   const last = levels.length;
@@ -152,7 +152,7 @@ function areaOf(corners) {
   return { area: Math.abs(area), x: x / area, y: y / area };
 }
 
-// A name stands in that cell of its region which is nearest to the region's middle; it has as much room as the region.
+// A region's name is placed in the cell nearest to the region's center; it may be as wide as the region.
 function labelsOf(levels, ancestors, centres) {
   return levels.flatMap((of, above) => {
     const cells = of.parents.map(() => []);
@@ -177,7 +177,7 @@ function huesOf(level) {
   return hues;
 }
 
-// ------------------------------------------------------------------------------------------------- where one looks
+// ------------------------------------------------------------------------------------------------- zoom and pan
 
 function measure() {
   const [width, height] = [$("map").clientWidth, $("map").clientHeight];
@@ -191,7 +191,7 @@ function measure() {
 const least = () => 0.9 * Math.min(size.width, size.height);
 const nearest = () => 4 + 2 * Math.sqrt(map.count); // times as large as all of the map, at most
 
-// Look at a box of the unit square.
+// Zoom to a box of the unit square.
 function fit([left, top, right, bottom], isSlow = true) {
   const room = 0.86;
   const scale = Math.min(nearest() * least(), Math.max(least(), Math.min((room * size.width) / (right - left), (room * size.height) / (bottom - top))));
@@ -203,7 +203,7 @@ function fit([left, top, right, bottom], isSlow = true) {
     const t = Math.min(1, Math.max(0, (now - began) / time));
     const s = t * t * (3 - 2 * t);
     const mid = from.scale * (goal.scale / from.scale) ** s;
-    // The middle of the picture moves as the scale does, so that it does not overshoot.
+    // The center moves in step with the scale, so that it does not overshoot.
     const w = goal.scale === from.scale ? s : (mid - from.scale) / (goal.scale - from.scale);
     view = { scale: mid, x: from.x + (goal.x - from.x) * w, y: from.y + (goal.y - from.y) * w };
     draw();
@@ -219,8 +219,8 @@ function zoom(by, x = size.width / 2, y = size.height / 2) {
   draw();
 }
 
-// Go closer to what there is: to the point nearest to the middle, which keeps its place or, if it was out of sight,
-// comes to the middle. The middle itself may lie between documents, and then the picture would soon be empty.
+// Zoom in to the point nearest to the center, not to the center itself: it may lie between documents, and the canvas
+// would soon be empty. The point keeps its position; if it was out of sight, it moves to the center.
 function closer(by) {
   let [least, x, y] = [Infinity, size.width / 2, size.height / 2];
   for (let place = 0; place < map.count; place++) {
@@ -284,7 +284,7 @@ function drawLand() {
   const scale = view.scale * size.ratio;
   pen.setTransform(scale, 0, 0, scale, view.x * size.ratio, view.y * size.ratio);
   map.land.forEach((path, node) => { pen.fillStyle = tone(node, "land"); pen.fill(path); });
-  const cell = Math.sqrt(1 / map.corners.length) * view.scale; // how wide a cell is on the picture
+  const cell = Math.sqrt(1 / map.corners.length) * view.scale; // width of a cell in pixels
   map.borders.forEach((path, kind) => {
     const isLast = kind === map.levels.length && kind > 1;
     if (isLast && cell < 22) return;
@@ -294,7 +294,7 @@ function drawLand() {
   });
 }
 
-// Returns how many points are on the picture.
+// Draw the points, and return how many are visible.
 function drawPoints() {
   const pen = $("map-points").getContext("2d");
   const { width, height } = pen.canvas;
@@ -307,7 +307,7 @@ function drawPoints() {
     const v = y[place] * scale + dy;
     if (u >= 0 && v >= 0 && u < width && v < height) seen[visible++] = place;
   }
-  // As large as leaves half of the land to be seen, if points were spread evenly.
+  // The size at which evenly spread points would cover about 30 % of the land.
   const room = Math.min(width * height, scale * scale * 0.5);
   const radius = Math.min(5, Math.max(0.5, 0.3 * Math.sqrt(room / Math.max(1, visible)) / size.ratio)) * size.ratio;
   $("map-points").classList.toggle("behind", shown.hits.length > 0);
@@ -343,7 +343,7 @@ function drawRound(pen, seen, visible, radius, scale, dx, dy) {
   paths.forEach((path, node) => { if (path) { pen.fillStyle = tone(node, "point"); pen.fill(path); } });
 }
 
-// A color as the bytes of a picture have it.
+// A color as a number for image data.
 const inks = new Map();
 function bytesOf(text) {
   if (!inks.has(text)) {
@@ -417,7 +417,7 @@ function drawHits(pen, taken) {
   write(pen, ["query"], x, y + 22, 11, true, taken);
 }
 
-// Names appear from the top level down, as long as there is room; one of a region that fills the picture is not needed.
+// Write names from the top level down while there is room; skip a region that fills the canvas.
 function drawNames(pen, taken) {
   const most = Math.max(size.width, size.height);
   for (const label of map.labels) {
@@ -433,7 +433,7 @@ function drawNames(pen, taken) {
   }
 }
 
-// Writes lines around a place if no other text is there, and returns the box that they take.
+// Write lines around a point if no other text is there; return their box.
 function write(pen, lines, x, y, letters, isStrong, taken) {
   pen.font = `${isStrong ? 650 : 500} ${letters}px ${look.family}`;
   pen.textAlign = "center";
@@ -509,7 +509,7 @@ function listen(canvas) {
   });
 }
 
-// What is at a place of the picture: a hit, a point, a name, or at least the cell.
+// What is at a position: a hit, a point, a name, or at least a cell.
 function under(x, y) {
   const hit = shown.hits.find((each) => Math.hypot(...onPicture(each).map((value, axis) => value - [x, y][axis])) < 11);
   if (hit) return { hit };
@@ -525,7 +525,7 @@ function under(x, y) {
   return place < 0 ? { site } : { place, site: map.site[place] };
 }
 
-// A place is in a cell if it is to the same side of all of the cell's edges.
+// A point is in a cell if it is on the same side of all its edges.
 function cellAt(u, v) {
   return map.corners.findIndex((corners) => {
     let sides = 0;

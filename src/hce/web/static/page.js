@@ -1,4 +1,4 @@
-// The page: which view is shown, what the keys do. Each view is a module of its own.
+// The page: switches views and handles keys. Each view has its own module.
 
 import { get } from "./api.js";
 import { $, plural, toast } from "./dom.js";
@@ -21,14 +21,14 @@ export const page = {
   async refresh(parameters = {}) {
     [page.facts, { fields: page.fields }] = await Promise.all([get("/api/status", parameters), get("/api/fields")]);
     $("where").placeholder = exampleOf(page.fields);
-    $("where").parentElement.hidden = !page.fields.length && !$("where").value; // nothing to ask by
+    $("where").parentElement.hidden = !page.fields.length && !$("where").value; // no fields to filter by
     $("name").textContent = page.facts.name;
     $("count").textContent = plural(page.facts.index.documents, "document");
     $("add").hidden = !page.facts.writable;
     document.title = `${page.facts.name} · hce`;
     return page.facts;
   },
-  // After a write: what is shown is asked for again.
+  // After a write, fetch the current view again.
   async changed(message) {
     toast(message);
     await page.refresh();

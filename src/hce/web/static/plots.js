@@ -1,4 +1,4 @@
-// Plotly, loaded when the first picture is drawn, and the colors of the page for it.
+// Load plotly when the first chart is drawn, and give it the page's colors.
 
 let loading = null;
 
@@ -7,7 +7,7 @@ export function plotly() {
     const script = document.createElement("script");
     script.src = "/static/plotly.js";
     script.onload = () => resolve(window.Plotly);
-    script.onerror = () => { loading = null; reject(new Error("the pictures could not be loaded")); };
+    script.onerror = () => { loading = null; reject(new Error("the chart library could not be loaded; reload the page")); };
     document.head.append(script);
   });
   return loading;
@@ -25,7 +25,7 @@ export function font() {
   return { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") };
 }
 
-// Plotly reads some HTML in its texts; what comes from documents is made plain first.
+// Plotly interprets some HTML, so texts of documents are escaped first.
 export function plain(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
@@ -34,6 +34,6 @@ export function onTheme(redraw) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 }
 
-// The color of a branch of the tree, by its place among all branches, the largest first.
+// The color of a branch of the tree, by its rank in size among all branches.
 const HUES = [174, 214, 262, 330, 14, 38, 92, 146, 196, 238, 296, 352];
 export const branchHue = (place) => HUES[place % HUES.length];

@@ -1,19 +1,19 @@
-// Search as you type: debounced, answers that came too late dropped, before and after side by side.
+// Search as you type: debounced, late answers dropped, before and after training side by side.
 
 import { get } from "./api.js";
 import { $, bar, breakable, count, el, fill, filledIn, marked, nameOf, plural, titleOf, treeIcon, valueOf } from "./dom.js";
 import { clausesOf, forgetFacets, hideFacets, showFacets } from "./facets.js";
 import { stepsOf } from "./way.js";
 
-const WAIT = 160; // milliseconds after the last key
-const AGAIN = 700; // until the untrained encoder is asked again while it prepares
+const WAIT = 160; // milliseconds from the last key to the search
+const AGAIN = 700; // milliseconds between two searches while the untrained encoder prepares
 
 let page;
 let timer;
 let again;
 let asking = null;
 let asked = 0;
-let shown = ""; // the query whose way is on the page
+let shown = ""; // the query whose path down the tree is shown
 
 export function start(owner) {
   page = owner;
@@ -31,7 +31,7 @@ export function show(parameters) {
   if ($("q").value.trim() !== q.trim()) $("q").value = q;
   const where = parameters.get("where") || "";
   if ($("where").value.trim() !== where.trim()) $("where").value = where;
-  if (where) $("where").parentElement.hidden = false; // so that it can be taken back
+  if (where) $("where").parentElement.hidden = false; // so that the user can clear it
   if (!matchMedia("(pointer: coarse)").matches && document.activeElement === document.body) $("q").focus();
   return run();
 }
@@ -60,11 +60,11 @@ async function run() {
   const { signal } = asking;
   try {
     const answer = await get("/api/search", { q, k: $("k").value, where, compare }, signal);
-    if (number !== asked) return; // a later question is under way
+    if (number !== asked) return; // a later search has begun
     showAnswer(answer);
     if (answer.before && answer.before.readiness.state === "preparing") again = setTimeout(run, AGAIN);
     showFacets(q, page.fields, signal, setWhere).catch(() => { if (!signal.aborted) hideFacets(); });
-    if (!answer.hits.length) hideWay(); // it would lead to documents that the conditions leave out
+    if (!answer.hits.length) hideWay(); // it would lead to documents that the conditions exclude
     else if (page.facts && page.facts.index.tree_levels && shown !== q) await showWay(q, number);
   } catch (error) {
     if (error.name === "AbortError" || number !== asked) return;
@@ -98,13 +98,13 @@ async function showStart() {
   const facts = page.facts;
   if (!facts) return;
   $("start").hidden = false;
-  const keys = el("p", { class: "keys wide-only" }, [["/", "search"], ["↓ ↑", "through the hits"], ["Enter", "open"], ["t", "in the tree"], ["Esc", "back"]]
+  const keys = el("p", { class: "keys wide-only" }, [["/", "search"], ["↓ ↑", "move through the hits"], ["Enter", "open"], ["t", "show in the tree"], ["Esc", "back"]]
     .map(([key, what]) => el("span", {}, el("kbd", {}, key), ` ${what}`)));
   if (!facts.index.documents) {
     fill($("start"), el("h2", {}, "No documents yet"), el("p", {}, facts.writable ? "Add the first one." : "Nothing to search."));
     return;
   }
-  const title = el("h2", {}, `Ask ${plural(facts.index.documents, "document")}`);
+  const title = el("h2", {}, `Search ${plural(facts.index.documents, "document")}`);
   const how = facts.untrained.state === "off" ? "Type what you mean, in your own words."
     : "Type what you mean, in your own words, and see what training changed.";
   fill($("start"), title, el("p", {}, how), keys);
@@ -130,7 +130,7 @@ function showAnswer(answer) {
   $("judged").hidden = answer.good_match !== false;
   $("summary").textContent = `${plural(answer.hits.length, "hit")} · ${answer.milliseconds.toFixed(0)} ms${moves}`;
   if (!answer.hits.length) {
-    const why = $("where").value.trim() ? "No document fulfils the conditions." : "There are no documents yet.";
+    const why = $("where").value.trim() ? "No document matches the conditions." : "There are no documents yet.";
     fill($("start"), el("p", {}, why));
     $("start").hidden = false;
     $("before").hidden = $("now-title").hidden = true;
@@ -146,14 +146,14 @@ function showBefore(answer, ready) {
     fill($("before-hits"), hits.map((hit) => hitOf(hit, whereNow(hit, now.get(hit.id), answer.k))));
   } else if (readiness.state === "preparing") {
     const share = readiness.total ? readiness.done / readiness.total : 0;
-    fill($("before-hits"), el("li", { class: "preparing" }, "The untrained encoder reads the documents",
+    fill($("before-hits"), el("li", { class: "preparing" }, "The untrained encoder is encoding the documents",
       readiness.total ? `: ${count(readiness.done)} of ${count(readiness.total)}.` : ".", bar(share)));
   } else {
-    fill($("before-hits"), el("li", { class: "preparing" }, `Not compared: ${readiness.reason}.`));
+    fill($("before-hits"), el("li", { class: "preparing" }, `No comparison: ${readiness.reason}.`));
   }
 }
 
-// How a hit stands to its rank before training.
+// The change of a hit's rank by training.
 function movement(hit, k) {
   if (hit.before === null) return null;
   const up = hit.before - hit.rank;
@@ -175,7 +175,7 @@ function summaryOf(answer) {
   return told.length ? ` · ${told.map(([number, word]) => `${number} ${word}`).join(", ")}` : " · same order as before";
 }
 
-// The scores of two encoders do not compare: the untrained one's hits have their ranks only.
+// Scores of two encoders cannot be compared, so hits of the untrained one show only their ranks.
 function scoreOf(hit, best) {
   return el("span", { class: "score", title: `${why(hit)}; the bar is its share of the best hit's score` }, bar(best > 0 ? hit.score / best : 0), hit.score.toFixed(3));
 }
@@ -204,7 +204,7 @@ function hitOf(hit, moved, score = null) {
   return row;
 }
 
-// A hit's metadata, folded.
+// A hit's metadata, collapsed.
 function chipsOf(hit) {
   const pieces = filledIn(hit.metadata).map(([name, value]) => el("span", { class: "chip" }, `${name} `, el("b", {}, valueOf(value))));
   if (!pieces.length) return null;
@@ -212,7 +212,7 @@ function chipsOf(hit) {
   return el("details", { class: "chips", onclick: stay }, el("summary", { tabindex: "-1" }, plural(pieces.length, "field")), el("div", { class: "meta" }, pieces));
 }
 
-// The nodes of the tree that a hit lies under; each leads there.
+// The nodes of the tree above a hit, as links.
 function pathOf(hit) {
   if (!hit.path.length) return null;
   const look = (node) => (event) => { event.stopPropagation(); page.go("tree", { level: node.level, node: node.node }); };
@@ -221,7 +221,7 @@ function pathOf(hit) {
     el("button", { class: "link", tabindex: "-1", onclick: look(node) }, nameOf(node))]));
 }
 
-// What meaning, single tokens and words gave to the score, and the words.
+// The parts of the score from meaning, tokens and words, and the matched words.
 function told(hit) {
   if (!hit.from_words && !hit.from_tokens) return null;
   const tokens = hit.from_tokens ? `+ tokens ${hit.from_tokens.toFixed(2)} ` : "";
@@ -231,9 +231,9 @@ function told(hit) {
 }
 
 function why(hit) {
-  if (!hit.from_words && !hit.from_tokens) return "closeness in meaning";
-  return "what meaning gave to the score, and what the words that the document shares with the query gave"
-    + (hit.from_tokens ? "; tokens: how well each token of the query is met by one of the text" : "");
+  if (!hit.from_words && !hit.from_tokens) return "similarity in meaning";
+  return "the parts of the score from meaning, and from words that the document shares with the query"
+    + (hit.from_tokens ? "; tokens: how well tokens of the text match each token of the query" : "");
 }
 
 // The same document in the other column.
@@ -248,7 +248,7 @@ async function showWay(q, number) {
   if (number !== asked) return;
   const look = () => page.go("tree", { q });
   const onMap = el("button", { class: "link", onclick: () => page.go("tree", { q, view: "map" }) }, "show on the map");
-  fill($("way"), el("span", {}, "way down the tree"), stepsOf(answer.way, look), onMap);
+  fill($("way"), el("span", {}, "path down the tree"), stepsOf(answer.way, look), onMap);
   $("way").hidden = false;
   shown = q;
 }

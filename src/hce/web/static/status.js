@@ -1,11 +1,11 @@
-// Status: what is in the index, whether it is time to retrain, and how the training went.
+// Status: the contents of the index, the drift verdict, and the training.
 
 import { $, count, el, fill, nameOf, plural } from "./dom.js";
 import { colour, config, font, onTheme, plain, plotly } from "./plots.js";
 
 const ADVICE = {
-  "re-cluster": "hce rebuild grows the tree again, without training.",
-  retrain: "Run hce train on the documents there are now, then index with the new model.",
+  "re-cluster": "Run hce rebuild: it grows the tree again, without training.",
+  retrain: "Run hce train on the current documents, then hce reindex with the new model.",
 };
 
 let page;
@@ -23,7 +23,7 @@ export async function show() {
   fill($("status"),
     el("div", { class: "cards" },
       card("Documents", count(index.documents), `${count(index.added)} added and ${count(index.removed)} removed since it was made`),
-      card("Encoder", index.encoder, `${index.dim} dimensions${index.base_encoder ? `, trained from ${index.base_encoder}` : ", as it came"}`),
+      card("Encoder", index.encoder, `${index.dim} dimensions${index.base_encoder ? `, trained from ${index.base_encoder}` : ", not trained"}`),
       card("Engine", index.engine, index.pending ? `${count(index.pending)} changes since its snapshot` : ""),
       card("Tree", index.tree_levels ? plural(index.tree_levels, "level") : "none",
         index.tree_levels ? `${facts.tree_nodes.map(count).join(" → ")} nodes above the documents` : ""),
@@ -42,7 +42,7 @@ function card(title, figure, note) {
   return el("div", { class: "card" }, el("h3", {}, title), el("div", { class: "figure" }, figure), note ? el("p", {}, note) : null);
 }
 
-// The figure of the search that users get, and how it was measured.
+// The quality of the search, and how it was measured.
 function searchCard(search) {
   const [, figure, parts, how] = search.match(/^(nDCG.*?) \((.*)\) (by .*)$/) ?? [];
   return el("div", { class: "card wide" }, el("h3", {}, "Search"), figure ? el("div", { class: "figure" }, figure) : null,
@@ -57,7 +57,7 @@ function driftCard(drift) {
   return el("div", { class: "card" }, el("h3", {}, "Time to retrain?"), verdict, reasons, advice);
 }
 
-// The regions of the tree that grew, and the words that set their later documents apart.
+// The regions of the tree that grew, with the new words of their later documents.
 function grownCard(grown) {
   if (!grown.length) return null;
   const items = grown.map((region) => {
@@ -86,8 +86,8 @@ function trainingOf(training, index) {
     el("td", { class: after >= before ? "up" : "down" }, `${after >= before ? "+" : "−"}${Math.abs(after - before).toFixed(3)}`));
   const rows = kinds.filter((kind) => kind in training.before).map((kind) => row(kind, training.before[kind], training.after[kind]));
   if (rows.length > 1) rows.push(row("mean", mean(training.before), mean(training.after)));
-  const mix = training.mix === 1 ? "" : training.mix === 0 ? " Training itself did not help; the weights are those it began with."
-    : ` Used: ${Math.round(100 * training.mix)} % of the way to the trained weights.`;
+  const mix = training.mix === 1 ? "" : training.mix === 0 ? " Training did not help, so the model keeps the weights from before."
+    : ` The weights are ${Math.round(100 * training.mix)} % of the way from the untrained to the trained ones.`;
   const plot = (id, title) => el("div", { class: "card" }, el("h3", {}, title), el("div", { id, class: "plot" }));
   return [
     el("h2", { class: "section-title" }, "Training"),
@@ -97,7 +97,7 @@ function trainingOf(training, index) {
         el("table", { class: "measures" }, el("thead", {}, el("tr", {}, ["", index.base_encoder || "before", "trained", ""].map((text) => el("th", {}, text)))), el("tbody", {}, rows))),
       plot("plot-dev", "Dev measure by epoch"),
       plot("plot-loss", "Loss by level"),
-      plot("plot-accuracy", "Queries that go the right way, by level")),
+      plot("plot-accuracy", "Queries sent down the right way, by level")),
   ];
 }
 

@@ -1,5 +1,5 @@
-// The tree in two pictures, a treemap of a node and two levels below it, or the map of all documents; next to them a list
-// that says the same, and above them the way of a query or document.
+// The tree as a treemap of a node and two levels below it, or as the map of all documents. A list next to it shows the
+// same, and the path of a query or document is above it.
 
 import { get } from "./api.js";
 import { $, bar, breakable, count, el, fill, nameOf, plural, titleOf, toast } from "./dom.js";
@@ -8,19 +8,19 @@ import { branchHue, colour, config, font, isDark, onTheme, plain, plotly } from 
 import { stepsOf } from "./way.js";
 
 const MOST = 48; // children of a node to draw
-const STEP = 550; // milliseconds from one lit level to the next
-const SIZE = 11; // of the picture's letters, in pixels
+const STEP = 550; // milliseconds between two levels of an animated path
+const SIZE = 11; // font size, in pixels
 const LINE = 1.3 * SIZE;
-const HITS = 10; // of a query, on the map
+const HITS = 10; // hits of a query on the map
 
 let page;
 let picture = "treemap"; // or "map"
-let answer = null; // the node on the page
-let way = null; // what is lit: steps, and how many of them
-let number = 0; // of the last request, so that late answers are dropped
+let answer = null; // the shown node
+let way = null; // the shown path: its steps, and how many are highlighted
+let number = 0; // number of the last request, to drop late answers
 let timer;
 let typing;
-const hues = new Map(); // of the nodes of level 1, by number: a branch keeps its colour
+const hues = new Map(); // hues of the nodes of level 1, by number, so that a branch keeps its color
 
 export function start(owner) {
   page = owner;
@@ -41,7 +41,7 @@ export function start(owner) {
   onTheme(() => { if (answer && !$("tree").hidden) { if (picture === "map") map.redraw(); else draw(); } });
 }
 
-// Which of the pictures is shown is a part of the address.
+// The address says whether the treemap or the map is shown.
 function addressed(parameters, shown) {
   const query = new URLSearchParams(parameters);
   query.delete("view");
@@ -66,7 +66,7 @@ export async function show(parameters) {
   const found = await get("/api/tree/path", q ? { q } : { id });
   if (own !== number) return;
   way = { ...found.way, lit: 0, id };
-  const told = id ? (way.came_later ? "came after the tree; belongs to" : "place of the document") : "way of the query";
+  const told = id ? (way.came_later ? "came after the tree; belongs to" : "position of the document") : "path of the query";
   const open = id ? el("button", { class: "link", onclick: () => page.open(id) }, id) : null;
   fill($("tree-way"), el("span", {}, told, " ", open), stepsOf(way, (step) => go({ level: step.level, node: step.node })));
   $("tree-way").hidden = false;
@@ -81,7 +81,7 @@ function showPicture(shown) {
   for (const name of ["treemap", "map"]) $(name).hidden = name !== shown;
 }
 
-// A query with its hits, or a document, on the map: all of the way is lit at once.
+// Show a query with its hits, or a document, on the map, with the full path highlighted.
 async function showFound(q, id, own) {
   way.lit = way.steps.length;
   for (const chip of document.querySelectorAll("#tree-way .step")) chip.classList.add("lit");
@@ -105,10 +105,10 @@ function showNone() {
   $("tree-q").parentElement.hidden = true;
   document.querySelector(".explorer").hidden = true;
   fill($("crumbs"), el("div", { class: "empty" }, el("h2", {}, "This index has no tree"),
-    el("p", {}, "Make it again with ", el("code", {}, "hce index"), ", which grows one unless ", el("code", {}, "--no-tree"), " is given.")));
+    el("p", {}, "Make the index again with ", el("code", {}, "hce index"), " without ", el("code", {}, "--no-tree"), ".")));
 }
 
-// Light the next level; where the picture does not reach that far down, go down with it.
+// Highlight the next level; if the treemap does not reach it, go down first.
 async function light(own) {
   if (own !== number || !way || way.lit >= way.steps.length) return;
   const step = way.steps[way.lit++];
@@ -125,7 +125,7 @@ async function light(own) {
   if (!last) timer = setTimeout(() => light(own).catch((error) => toast(error.message)), matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : STEP);
 }
 
-// The documents of the node that the way ends in, listed beside the picture of the whole.
+// List the documents of the path's last node, next to the treemap or map.
 async function listLeaf(step, own) {
   const offset = way.position === null ? 0 : Math.floor(way.position / MOST) * MOST;
   const leaf = await get("/api/tree", { level: step.level, node: step.node, depth: 0, most: MOST, offset });
@@ -191,7 +191,7 @@ function listHits(hits) {
   const rows = hits.map((hit) => el("li", {},
     el("button", { onclick: () => page.open(hit.id, hit.passage), onmouseenter: () => map.point(hit.id), onmouseleave: () => map.point(null) },
       el("span", {}, el("b", { class: "ranked" }, String(hit.rank)), titleOf(hit) || breakable(hit.id)), el("small", {}, titleOf(hit) ? breakable(hit.id) : ""), el("span", { class: "beginning" }, hit.snippet))));
-  fill($("branch"), el("p", {}, plural(hits.length, "hit"), " of the query, as they are numbered on the map"), el("ol", {}, rows));
+  fill($("branch"), el("p", {}, plural(hits.length, "hit"), " of the query, numbered as on the map"), el("ol", {}, rows));
 }
 
 function showLit() {
@@ -201,13 +201,13 @@ function showLit() {
 
 // ------------------------------------------------------------------------------------------------- the picture
 
-// A tile has a key by which a click on it is understood: a node, a document, or the rest of a node.
+// A tile's id says what a click opens: a node, a document, or the rest of a node.
 function tiles() {
   const drawn = { ids: [], names: [], labels: [], parents: [], values: [], colours: [], inks: [], text: [] };
   const add = (id, name, parent, value, tone, words = null) => {
     drawn.ids.push(id);
     drawn.names.push(plain(name));
-    drawn.labels.push(plain(cut(name, 0.8 * side(value)))); // the heading of a tile with others in it; a narrow one shows some of it
+    drawn.labels.push(plain(cut(name, 0.8 * side(value)))); // the heading of a tile that contains others, cut to its width
     drawn.text.push((words ? fitted(words, value) : [cut(name, side(value))]).map(plain).join("<br>"));
     drawn.parents.push(parent);
     drawn.values.push(value);
@@ -233,7 +233,7 @@ function tiles() {
   const id = `${tree.level}:${tree.node}`;
   const branch = answer.path.length > 1 ? answer.path[1].node : tree.level === 1 ? tree.node : null;
   const hue = hues.get(branch) ?? branchHue(0);
-  const hint = answer.path.length ? "↑ up" : "choose a part to go down";
+  const hint = answer.path.length ? "↑ up" : "click a part to go down";
   add(id, hint, "", tree.size, colour("card"));
   walk(tree, hue);
   for (const each of answer.documents) add(`document:${each.id}`, each.title || each.id, id, 1, tone({ level: tree.level + 2, id: each.id }, hue), lines(each.title || each.id));
@@ -242,7 +242,7 @@ function tiles() {
   return drawn;
 }
 
-// A node that the way leads to is drawn even if it is not among the largest.
+// A node on the path is drawn even if it is not among the largest.
 function missing(node) {
   if (!way || !node.children.length) return [];
   const isOnWay = !node.level || way.steps.some((step) => step.level === node.level && step.node === node.node);
@@ -251,7 +251,7 @@ function missing(node) {
   return isOnWay && !isShown && next.size ? [{ ...next, children: [] }] : [];
 }
 
-// A tile is nearly a square, so how much text goes into it follows from its share of the picture, less the margins.
+// Tiles are nearly square, so their side follows from their share of the area, minus margins.
 const side = (size) => 0.86 * Math.sqrt(($("treemap").clientWidth * $("treemap").clientHeight * size) / answer.tree.size) - 6;
 const pen = document.createElement("canvas").getContext("2d");
 const width = (text) => pen.measureText(text).width;
@@ -266,7 +266,7 @@ function cut(text, room) {
 
 const fitted = (words, size) => words.slice(0, Math.floor(side(size) / LINE)).map((word) => cut(word, side(size))).filter(Boolean);
 
-// A document's name in lines short enough for a tile.
+// Break a document's name into lines that fit into a tile.
 function lines(name) {
   const found = [""];
   for (const part of name.split(/(?<=[\s./_])/)) {
@@ -279,7 +279,7 @@ function lines(name) {
 function tone(node, hue) {
   const deep = node.level - answer.tree.level > 1;
   if (node.id ? way && way.id === node.id : isLit(node.level, node.node)) return colour("accent");
-  if (way && way.lit) return isDark() ? (deep ? "#20272c" : "#1b2126") : deep ? "#eef1f2" : "#e4e9ea"; // the rest steps back
+  if (way && way.lit) return isDark() ? (deep ? "#20272c" : "#1b2126") : deep ? "#eef1f2" : "#e4e9ea"; // tiles off the path are gray
   if (isDark()) return `hsl(${hue} ${deep ? "30% 27%" : "32% 20%"})`;
   return `hsl(${hue} ${deep ? "52% 86%" : "42% 76%"})`;
 }
@@ -303,7 +303,7 @@ async function draw() {
   }
 }
 
-// Going down is an address of its own, so that the browser's "back" goes up again; plotly's own zoom is not used.
+// Each node has its own address, so that the browser's "back" goes up again; plotly's own zoom is not used.
 function clicked(event) {
   const id = event.points[0].id;
   if (id.startsWith("document:")) {

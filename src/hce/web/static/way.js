@@ -1,4 +1,4 @@
-// The way of a query or document down the tree, as a row of steps.
+// The path of a query or document down the tree, as a row of steps.
 
 import { count, el, nameOf } from "./dom.js";
 
