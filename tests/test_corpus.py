@@ -398,35 +398,35 @@ DUPLICATES = [Document("a", "1"), Document("b", "2"), Document("c", ""), Documen
 def test_a_duplicate_id_names_both_places(tmp_path, name, first, second):
     path = tmp_path / name
     WRITERS[name](path, DUPLICATES)
-    assert fault(path) == f"{path}, {second}: id 'b' stands already at {path}, {first}; make ids unique"
+    assert fault(path) == f"{path}, {second}: id 'b' is already used at {path}, {first}; make ids unique"
     if name in ("a.jsonl", "a.csv"):
         path = compress(path)
-        assert fault(path) == f"{path}, {second}: id 'b' stands already at {path}, {first}; make ids unique"
+        assert fault(path) == f"{path}, {second}: id 'b' is already used at {path}, {first}; make ids unique"
 
 
 def test_duplicates_across_blank_lines_and_as_number_and_string(tmp_path):
     path = jsonl(tmp_path, "", {"id": 7, "text": "x"}, "", {"_id": "7", "text": "y"})
-    assert f"{path}, line 4: id '7' stands already at {path}, line 2;" in fault(path)
+    assert f"{path}, line 4: id '7' is already used at {path}, line 2;" in fault(path)
 
 
 def test_a_duplicate_in_standard_input():
     code = "from hce.data.corpus import Corpus; Corpus.load('-')"
     data = b'{"id": 1, "text": "a"}\n\n{"id": 1, "text": "b"}\n'
     result = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, check=False, timeout=60)
-    assert b"standard input, line 3: id '1' stands already at standard input, line 1; make" in result.stderr
+    assert b"standard input, line 3: id '1' is already used at standard input, line 1; make" in result.stderr
 
 
 @pytest.mark.parametrize("texts", [("", "full"), ("full", ""), ("", "")])
 def test_a_duplicate_among_the_left_out_is_refused_too(tmp_path, texts):
     path = jsonl(tmp_path, {"id": "z", "text": "z"}, *({"id": "a", "text": text} for text in texts))
     message = fault(path)
-    assert "id 'a' stands already at" in message
+    assert "id 'a' is already used at" in message
     assert f"{path}, line 2" in message
     assert f"{path}, line 3" in message
 
 
 def test_a_duplicate_in_memory_counts_the_left_out():
-    with pytest.raises(InputError, match=r"^mine, number 5: id 'b' stands already at mine, number 2; make ids unique$"):
+    with pytest.raises(InputError, match=r"^mine, number 5: id 'b' is already used at mine, number 2; make ids"):
         Corpus.from_documents(DUPLICATES, name="mine")
 
 
@@ -436,7 +436,7 @@ def test_equal_hashes_of_different_ids_are_no_fault(tmp_path, monkeypatch):
     write_jsonl(path, [*DOCUMENTS, Document("empty", "")])
     assert list(Corpus.load(path)) == DOCUMENTS
     write_jsonl(path, DUPLICATES)
-    assert "id 'b' stands already at" in fault(path)
+    assert "id 'b' is already used at" in fault(path)
 
 
 @pytest.mark.parametrize(
@@ -728,7 +728,7 @@ def test_a_full_folder_for_temporary_files_is_one_line(tmp_path, monkeypatch, wh
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: Full())
     path = tmp_path / "a.csv"
     with pytest.raises(
-        InputError, match=r"cannot be copied there \(No space left on device\); make room, or [^\n]*TMPDIR"
+        InputError, match=r"cannot be copied there \(No space left on device\); free some space, [^\n]*TMPDIR"
     ):
         Corpus.load(path) if where != "-" else Corpus.from_records([{"id": "1", "text": "star"}])
 

@@ -252,7 +252,7 @@ def test_judged_documents_that_are_missing_are_warned_of(run, folder, encoder_fo
     [
         (
             ("-m", "static", "--split", "train"),
-            "no split 'train' (qrels/train.tsv); choose one of those there: dev, test",
+            "no split 'train' (qrels/train.tsv); choose one of these: dev, test",
         ),
         (("-m", "static", "--measures", "goodness@3"), "unknown measure 'goodness@3'; known are nDCG@10"),
         ((), "give either --model, or --run-file"),

@@ -383,14 +383,14 @@ def test_a_folder_of_parts_is_one_corpus(tmp_path, suffix, monkeypatch):
 def test_parts_of_two_formats_are_refused_and_texts_are_read_as_ever(tmp_path):
     folder = write_parts(tmp_path / "parts")
     (folder / "more.parquet").write_bytes(b"")
-    with pytest.raises(InputError, match=r"holds \.jsonl and \.parquet files; parts of one corpus are of one format"):
+    with pytest.raises(InputError, match=r"holds \.jsonl and \.parquet files; give parts of one format"):
         Corpus.load(folder)
     (folder / "letter.txt").write_text("Dear all")
     assert Corpus.load(folder).ids == ["README.md", "letter.txt"]
 
 
 def test_rows_of_parts_have_no_numbers_of_their_own(tmp_path):
-    with pytest.raises(InputError, match="the numbers of rows start again in each part; name the field of the ids"):
+    with pytest.raises(InputError, match="row numbers start again in each part; name the field"):
         Corpus.load(write_parts(tmp_path / "parts"), Reading(row_ids=True))
 
 
@@ -401,7 +401,7 @@ def test_an_id_that_stands_in_two_parts_is_refused(tmp_path, suffix, place):
     first, second = (folder / f"part-{number}{suffix}, {place}" for number in (0, 2))
     with pytest.raises(InputError) as error:
         Corpus.load(folder)
-    assert str(error.value) == f"{second}: id 'd0' stands already at {first}; make ids unique"
+    assert str(error.value) == f"{second}: id 'd0' is already used at {first}; make ids unique"
 
 
 def test_a_part_that_changed_since_is_noticed(tmp_path):

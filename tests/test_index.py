@@ -301,7 +301,7 @@ def test_creation_refuses_what_cannot_be(tmp_path, planted_corpus, encoder):
         ({"engine": "quantum"}, "engine 'quantum': choose one of codes, exact, milvus"),
         ({"encoder": "/no/such/model"}, "no encoder '/no/such/model'"),
         ({"corpus": []}, "no documents with text"),
-        ({"corpus": [Document("a", "x"), Document("a", "y")]}, "id 'a' stands already"),
+        ({"corpus": [Document("a", "x"), Document("a", "y")]}, "id 'a' is already used"),
     ]
     for changed, message in cases:
         arguments = {"corpus": planted_corpus, "encoder": encoder, **changed}
@@ -480,7 +480,7 @@ def test_an_update_encodes_what_changed_and_keeps_the_rest(index, planted_corpus
     ("batch", "message"),
     [
         ([Document("x", "t"), Document("star-red-0", "t")], "id 'star-red-0' is there already; --update"),
-        ([Document("x", "t"), Document("y", "t"), Document("x", "u")], "number 3: id 'x' stands already at"),
+        ([Document("x", "t"), Document("y", "t"), Document("x", "u")], "number 3: id 'x' is already used at"),
         ([Document("x", "t"), Document("y", None)], "number 2"),
         ([Document("x", "t"), Document("", "t")], "number 2: no id"),
         ([Document("x", "t"), Document("y", "half \ud800")], "number 2: the text holds half a surrogate pair"),

@@ -141,13 +141,13 @@ def test_ids_that_break_columns_keep_the_old_file(tmp_path, form, bad):
         ("q1\td1", "2 columns; write 3 (query, document, grade) or TREC's 4 (query, 0, document, grade)"),
         ("q1 0 d1 1 extra", "5 columns"),
         ("alone", "1 columns"),
-        ("q1\td1\thigh", "the grade 'high' is not a whole number; write 0, 1, 2"),
-        ("q1\td1\t1.0", "the grade '1.0' is not a whole number"),
-        ("q1\td1\t1_0", "the grade '1_0' is not a whole number"),
-        ("q1\td1\t", "the grade '' is not a whole number"),
+        ("q1\td1\thigh", "the grade 'high' is not an integer; write 0, 1, 2"),
+        ("q1\td1\t1.0", "the grade '1.0' is not an integer"),
+        ("q1\td1\t1_0", "the grade '1_0' is not an integer"),
+        ("q1\td1\t", "the grade '' is not an integer"),
         ("\td1\t1", "the id of the query is missing; fill it in"),
         ("q1\t \t1", "the id of the document is missing; fill it in"),
-        ("q1\td1\tscore", "the grade 'score' is not a whole number"),
+        ("q1\td1\tscore", "the grade 'score' is not an integer"),
         ("q0\td0\t2", "grade 2 for ('q0', 'd0'), but 1 at "),
     ],
 )
@@ -280,7 +280,7 @@ def test_malformed_tsv_queries(tmp_path, line, expected):
 def test_a_duplicate_query_names_both_lines(tmp_path, name, lines):
     path = tmp_path / name
     path.write_text(lines)
-    refuses(read_queries, path, f"{path}, line 3: query id '1' stands already at {path}, line 1; make ids unique")
+    refuses(read_queries, path, f"{path}, line 3: query id '1' is already used at {path}, line 1; make ids unique")
 
 
 def test_no_queries_and_unknown_formats(tmp_path):
@@ -349,7 +349,7 @@ def test_missing_parts_of_a_dataset(beir, tmp_path):
     refuses(
         lambda path: Dataset.load(path, "train"),
         beir,
-        "no split 'train' (qrels/train.tsv); choose one of those there: dev, test",
+        "no split 'train' (qrels/train.tsv); choose one of these: dev, test",
     )
     (beir / "queries.jsonl").unlink()
     refuses(Dataset.load, beir, "no queries.jsonl; a BEIR folder holds corpus.jsonl, queries.jsonl and qrels/")

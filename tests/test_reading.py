@@ -98,7 +98,7 @@ def test_other_delimiters_of_csv_are_recognised(tmp_path, told, delimiter):
     text = 'id;"a, b; c";text\n1;"x; y";star, bright\n'.replace(";", delimiter)
     (document,) = Corpus.load(written(tmp_path, "a.csv", text))
     assert document.text == "star, bright"
-    assert f"taking {delimiter!r} to separate cells" in told()
+    assert f"cells are separated by {delimiter!r}" in told()
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
@@ -125,9 +125,9 @@ def test_encodings(tmp_path, name, text, encoding):
 @pytest.mark.parametrize(("name", "sign"), [("a.tsv", ";"), ("a.csv", ":")])
 def test_a_header_of_one_column_suggests_a_delimiter(tmp_path, name, sign):
     path = written(tmp_path, name, f"id{sign}text\n1{sign}star\n")
-    with pytest.raises(InputError, match=f"no id .*; name what separates the cells, as in --delimiter '{sign}'"):
+    with pytest.raises(InputError, match=f"no id .*; name the separator of cells, as in --delimiter '{sign}'"):
         Corpus.load(path)
-    with pytest.raises(InputError, match=f"has no text .*; name what separates the cells, as in --delimiter '{sign}'"):
+    with pytest.raises(InputError, match=f"has no text .*; name the separator of cells, as in --delimiter '{sign}'"):
         Corpus.load(path, Reading(row_ids=True))
 
 
@@ -142,12 +142,12 @@ def test_a_wrong_encoding_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        ({"encoding": "klingon"}, "encoding 'klingon': there is none"),
-        ({"encoding": "base64"}, "encoding 'base64': there is none"),
+        ({"encoding": "klingon"}, "encoding 'klingon': unknown"),
+        ({"encoding": "base64"}, "encoding 'base64': unknown"),
         ({"delimiter": "ab"}, "delimiter 'ab': give one character"),
         ({"delimiter": '"'}, "give one character"),
-        ({"row_ids": True, "id_field": "x"}, "not both"),
-        ({"text_field": "x", "id_field": "x"}, "'x' of the text cannot be the id or the title too"),
+        ({"row_ids": True, "id_field": "x"}, "not from both"),
+        ({"text_field": "x", "id_field": "x"}, "'x' of the text cannot be the id or the title as well"),
     ],
 )
 def test_wishes_that_make_no_sense(wishes, said):

@@ -167,7 +167,7 @@ def test_broken_jsonl(tmp_path, data, expected):
         (
             "csv",
             b"id,text,text\n1,a,b\n",
-            "line 1: a column name stands twice among ['id', 'text', 'text']; rename one",
+            "line 1: a column name occurs twice in ['id', 'text', 'text']; rename one",
         ),
         ("csv", b'id,text\n1,"a\n\xff"\n', "line 3: not UTF-8 (byte 0xff at position 1)"),
         ("tsv", b"id\ttext\n1\ta\tb\n", "line 2: the row has 3 cells, the header 2; a cell cannot hold a tab"),
@@ -364,7 +364,7 @@ def test_a_pipe_or_a_device_is_refused_at_once(tmp_path, name):
     (tmp_path / "device").mkdir()
     (tmp_path / "device" / name).symlink_to("/dev/zero")
     for path in (tmp_path / name, tmp_path / "device" / name):
-        with pytest.raises(InputError, match=f"{name}: is a pipe or a device, not a file; to read from one, give -"):
+        with pytest.raises(InputError, match=f"{name}: is a pipe or a device, not a file; to read it, give -"):
             list(read_records(path))
         with pytest.raises(InputError, match="is a pipe or a device"):
             Corpus.load(path)
@@ -403,7 +403,7 @@ def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
             file.write(b" " * 1_000_000)
     assert bomb.stat().st_size < 200_000
     tracemalloc.start()
-    with pytest.raises(InputError, match=r"bomb\.jsonl\.gz, line 2: longer than 2 MB; split it, or is this no text"):
+    with pytest.raises(InputError, match=r"bomb\.jsonl\.gz, line 2: longer than 2 MB; split it, or check if it is text"):
         list(read_records(bomb))
     assert tracemalloc.get_traced_memory()[1] < 20_000_000
     tracemalloc.stop()

@@ -62,7 +62,7 @@ def test_other_arguments_of_a_search_and_of_facets(index, value):
 def test_training_takes_documents_and_says_how_to_make_them(module_static_encoder):
     with pytest.raises(InputError, match=r"number 1: a str; make it a document: hce.Document\("):
         hce.train(["red shoes", "blue hats"], module_static_encoder)
-    with pytest.raises(InputError, match=r"'docs.jsonl' is a text; hce.Corpus.load"):
+    with pytest.raises(InputError, match=r"'docs.jsonl' is a string; hce.Corpus.load"):
         hce.train("docs.jsonl", module_static_encoder)
     with pytest.raises(InputError, match="not int"):
         hce.train(7, module_static_encoder)

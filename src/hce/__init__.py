@@ -1,4 +1,4 @@
-"""Adapt a text retriever to your corpus: a tree of the documents and a better encoder, learned together."""
+"""Adapt a text retriever to your corpus: train an encoder and a document tree."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hce.training.train import train
     from hce.tree.hierarchy import Hierarchy
 
-# Names are fetched on first use: torch takes seconds to import, and `hce --version` should not.
+# Names are imported on first use: torch takes seconds to import, and `hce --version` does not need it.
 _HOME = {
     "Corpus": "data.corpus",
     "Dataset": "data.judgments",

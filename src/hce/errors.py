@@ -1,4 +1,4 @@
-"""Errors that users can mend; each is one sentence, which the command line prints."""
+"""Errors that users can fix; the command line prints their one-sentence messages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from logging import Logger
 
-# What the system refuses when nothing is wrong with the program: no room, no right, a disk that fails.
+# Refusals by the operating system, not faults of the program: disk full, no permission, a failing disk.
 REFUSALS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ENXIO, errno.ENODEV),
 )
 
-LONGEST_REASON = 300  # characters of what a library says
+LONGEST_REASON = 300  # characters quoted from a library's error
 
 
 class HceError(Exception):
@@ -23,11 +23,11 @@ class HceError(Exception):
 
 
 class InputError(HceError):
-    """A file, a value or an option is not what it has to be."""
+    """A file, a value or an option is wrong."""
 
 
 def wrong_type(value: object, advice: str) -> InputError:
-    """Return the error for an argument of a wrong type.
+    """Return the error for an argument of the wrong type.
 
     >>> str(wrong_type(["q1"], "queries: give a mapping of ids to queries"))
     'queries: give a mapping of ids to queries, not list'
@@ -36,24 +36,24 @@ def wrong_type(value: object, advice: str) -> InputError:
 
 
 class OutsideError(InputError):
-    """Something in the folder of an index or a model leads out of it: a link, a pipe, a device."""
+    """A file in an index's or a model's folder leads out of it: a link, pipe or device."""
 
 
 class WriterBusyError(InputError):
-    """Someone else is writing just now; the same call may succeed a little later."""
+    """Another writer is active; the same call may succeed a little later."""
 
 
 class AwayError(HceError):
-    """A server does not answer, or cannot do now what it is asked for; it may a little later."""
+    """A server does not answer or refuses for now; the same call may succeed later."""
 
 
 class MissingPackageError(HceError):
-    """An optional package is needed; the message holds the command that installs it."""
+    """An optional package is missing; the message gives the command to install it."""
 
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turn an import error in this block into one with the command that helps."""
+    """Turn an ImportError in this block into an error with the install command."""
     try:
         yield
     except ImportError as error:
@@ -62,13 +62,13 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 
 class FormatError(HceError):
-    """Something on disk was not written by this version, or is damaged or incomplete."""
+    """A file on disk is damaged, incomplete, or in another version's format."""
 
 
 def system_reason(error: BaseException) -> str | None:
-    """Return what the operating system refused, if that is what an error is about.
+    """Return the operating system's reason for an error; None for other errors.
 
-    Libraries in Rust and C++ (safetensors, tokenizers, tantivy, faiss) raise errors of their own that quote the system.
+    Libraries in Rust and C++ (safetensors, tokenizers, tantivy, faiss) quote that reason in errors of their own.
 
     >>> system_reason(RuntimeError("write error in storage.faiss: 0 != 1 (No space left on device)"))
     'No space left on device'
@@ -85,7 +85,7 @@ def warn_once(logger: Logger, line: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    r"""Say in one short line what any error says, for the middle of a sentence.
+    r"""Return an error's message as one short line, to quote inside a sentence.
 
     >>> one_line(ValueError("bad\n\n  header")), one_line(KeyError())
     ('bad header', 'KeyError')

@@ -1,1 +1,1 @@
-"""Reading what people have: documents, queries, judgments."""
+"""Read documents, queries and judgments from common file formats."""

@@ -1,8 +1,8 @@
-"""Corpus: a collection of documents, checked once when it is read, then accessed in any order.
+"""Corpus: a collection of documents, checked once when read, with random access.
 
-A document costs 16 bytes of memory: texts stay in JSONL files (the user's own, or temporary ones for other formats) and
-are fetched by position. Each of several processes reads some files of a folder of parts, and sends the others the
-places of the documents.
+A document costs 16 bytes of memory, or 24 in a folder of parts. Texts stay in JSONL files and are fetched by position;
+other formats are copied to temporary JSONL files. Several processes divide the files of a folder of parts among them,
+and exchange the documents' positions.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from hce.progress import counted, progress_bar
 
 logger = logging.getLogger(__name__)
 
-DEEPEST = 100  # levels of metadata
+DEEPEST = 100  # levels of nesting in metadata
 BEIR_CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
 PART_FORMATS = (*JSONL_SUFFIXES, ".parquet")
-OPEN_PARTS = 64  # files of a corpus that are open at once
+OPEN_PARTS = 64  # files of a corpus open at once
 
 ShareOut = Callable[[Callable[[Sequence[Path]], list[tuple[Any, ...]]], Sequence[Path]], list[tuple[Any, ...]]]
 
@@ -65,11 +65,12 @@ class Corpus(Sequence[Document]):
     """An ordered collection of documents with unique ids and a fingerprint of its content.
 
     Attributes:
-        name: where it came from, for messages.
-        fingerprint: sha256 over ids, titles, texts and metadata in order; the same in every file format.
-        left_out: ids of documents with neither text nor title; they are in the source and not in the corpus.
-        source: what `load` was given; None where the documents came from memory.
-        reading: how `load` read it.
+        name: its source, for messages.
+        fingerprint: sha256 over ids, titles, texts and metadata in order; the same in every file format. A folder of
+            parts has another one than a single file.
+        left_out: ids of source documents that the corpus leaves out, having neither text nor title.
+        source: the path given to `load`; None if the documents came from memory.
+        reading: the options that `load` used.
     """
 
     source: str | None = None
@@ -94,23 +95,23 @@ class Corpus(Sequence[Document]):
     ) -> Corpus:
         """Read and check a collection of documents.
 
-        It is a BEIR folder, JSONL, JSON, CSV, TSV, Parquet, a folder of texts, or "-". A folder with nothing but
-        JSONL or Parquet files to read is one collection, in the order of their names.
+        The source is a BEIR folder, a JSONL, JSON, CSV, TSV or Parquet file, a folder of texts, or "-". A folder of
+        JSONL files, or of Parquet files, is one collection, in the order of file names.
 
         Args:
             path: where the documents are.
-            reading: which fields hold what, and other things that are usually found out.
-            share_out: has the parts of such a folder read, by one process or several, and returns what was found.
-            copies: a folder that all of these processes share, for parts that cannot be read at any position in their
-                place: Parquet, and .gz. By default a temporary one.
+            reading: which fields to read, and other options; by default they are detected.
+            share_out: divides the parts of such a folder among processes, and returns what all of them found.
+            copies: a folder that these processes share, for copies of parts without random access, such as Parquet
+                and .gz files. By default a temporary folder.
 
         Raises:
-            InputError: at the first fault, with file and line; nothing is kept then.
+            InputError: at the first fault, with file and line, unless `reading` skips bad records.
         """
         source, skipped = _documents_source(path), list[str]()
 
         def skip(error: InputError) -> None:
-            skipped.append("" if skipped else str(error))  # there may be millions, and the first is shown
+            skipped.append("" if skipped else str(error))  # only the first message is shown, and there may be millions
 
         bad = skip if reading.skip_bad else refuse
         if source.is_file() and _lies_open(source, reading) and not reading.row_ids:
@@ -128,7 +129,7 @@ class Corpus(Sequence[Document]):
 
     @classmethod
     def from_documents(cls, documents: Iterable[Document], name: str = "documents") -> Corpus:
-        """Make a corpus of documents in memory, checked as a file's are.
+        """Make a corpus of documents in memory, with the same checks as for a file.
 
         >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats", title="Hats")])
         >>> len(corpus), corpus.ids, list(corpus.texts())
@@ -140,7 +141,7 @@ class Corpus(Sequence[Document]):
         if not isinstance(documents, Iterable):
             raise wrong_type(documents, f"{name}: give a corpus or a list of documents")
         if isinstance(documents, str | Path):
-            raise InputError(f"{name}: {str(documents)[:60]!r} is a text; hce.Corpus.load(…) reads a file")
+            raise InputError(f"{name}: {str(documents)[:60]!r} is a string; hce.Corpus.load(…) reads a file")
         scan, kept, places = _Scan(name), [], []
         for number, document in enumerate(documents, start=1):
             where = f"{name}, number {number}"
@@ -159,7 +160,7 @@ class Corpus(Sequence[Document]):
     def from_records(
         cls, records: Iterable[Mapping[str, Any]], name: str = "records", reading: Reading = USUAL
     ) -> Corpus:
-        """Make a corpus of mappings, such as the rows of a Hugging Face dataset.
+        """Make a corpus from mappings, such as the rows of a Hugging Face dataset.
 
         >>> Corpus.from_records([{"id": 7, "text": "red shoes", "year": 2024}])[0]
         Document(id='7', text='red shoes', title='', metadata={'year': 2024})
@@ -178,7 +179,7 @@ class Corpus(Sequence[Document]):
 
     @classmethod
     def _spooled(cls, records: Iterable[Record], name: str, reading: Reading, bad: Bad) -> Corpus:
-        """Copy documents of any other format to a temporary file."""
+        """Copy documents to a temporary file, for formats without random access."""
         with _copying(None):
             file = tempfile.TemporaryFile(prefix="hce-corpus-")  # noqa: SIM115
         documents, scan = _spool(records, name, reading, bad, file)
@@ -188,9 +189,9 @@ class Corpus(Sequence[Document]):
     def _join_parts(
         cls, folder: Path, paths: list[Path], reading: Reading, bad: Bad, share_out: ShareOut, copies: Path | None
     ) -> Corpus:
-        """Read the parts of a folder, each by some process, and join what they found."""
+        """Divide the parts of a folder among processes, and join what they found."""
         if reading.row_ids:
-            raise InputError(f"{folder}: the numbers of rows start again in each part; name the field of the ids")
+            raise InputError(f"{folder}: row numbers start again in each part; name the field of the ids")
         scratch = None
         if copies is None and not all(_lies_open(path, reading) for path in paths):
             scratch = ScratchFolder("hce-parts-")
@@ -211,7 +212,7 @@ class Corpus(Sequence[Document]):
 
     @classmethod
     def _read_part(cls, path: Path, copies: Path | None, reading: Reading, bad: Bad) -> _Part:
-        """Check a part, and copy it if it cannot be read at any position."""
+        """Check a part, and copy it if it has no random access."""
         if copies is None or _lies_open(path, reading):
             documents, scan = _scan(path, reading, bad)
         else:
@@ -248,17 +249,17 @@ class Corpus(Sequence[Document]):
         return [document.id for document in self]
 
     def texts(self) -> Iterator[str]:
-        """Stream what an encoder reads of each document."""
+        """Stream the title and text of each document, as an encoder reads them."""
         return (document.full_text for document in self)
 
     @cached_property
     def text_groups(self) -> np.ndarray:
-        """A number for each document, the same for the same text, of shape (N,), int64."""
+        """A number for each document, of shape (N,), int64; equal texts have equal ones."""
         hashes = np.fromiter(map(hash64, self.texts()), np.uint64, len(self))
         return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
     def only(self, positions: np.ndarray) -> Corpus:
-        """Return the documents at rising positions as a corpus of their own.
+        """Return the documents at these ascending positions as a corpus.
 
         >>> Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")]).only(np.array([1])).ids
         ['b']
@@ -271,7 +272,7 @@ class Corpus(Sequence[Document]):
 
 
 class _Some(Sequence[Document]):
-    """Some of the documents of a sequence, by position."""
+    """A subset of a sequence of documents, by position."""
 
     def __init__(self, documents: Sequence[Document], positions: np.ndarray) -> None:
         self._documents, self._positions = documents, positions
@@ -297,7 +298,7 @@ def _documents_source(path: str | Path) -> Path:
 
 
 def _lies_open(path: Path, reading: Reading) -> bool:
-    """Return whether documents can be fetched from a file by their position in it."""
+    """Return whether a file has random access: plain JSONL in UTF-8."""
     return path.suffix.lower() in JSONL_SUFFIXES and reading.is_utf8
 
 
@@ -311,7 +312,7 @@ def _find_parts(folder: Path) -> list[Path]:
         return []
     formats = sorted({format_suffix(path) for path in parts})
     if len(formats) > 1:
-        raise InputError(f"{folder}: holds {' and '.join(formats)} files; parts of one corpus are of one format")
+        raise InputError(f"{folder}: holds {' and '.join(formats)} files; give parts of one format")
     return parts
 
 
@@ -322,15 +323,15 @@ def _record(where: str, fields: Mapping[str, Any]) -> Record:
 
 
 class _Scan:
-    """What is found when a source is read: places of documents, hashes of ids, a digest, and documents to leave out.
+    """Facts gathered while reading: positions, hashes of ids, digest, empty documents.
 
-    A document with neither text nor title encodes to noise. Real collections have some (Cranfield two), so it is left
-    out with a warning that names its place.
+    A document with neither text nor title encodes to noise. Real collections have some (Cranfield has two), so they are
+    left out, with a warning that names their places.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.starts, self.sizes = array("Q"), array("Q")  # of the lines in a file, in bytes
+        self.starts, self.sizes = array("Q"), array("Q")  # in bytes, of each document's line
         self.id_hashes = array("Q")  # 8 bytes a document; ids themselves would cost ten times that
         self.digest = hashlib.sha256()
         self.empty: dict[str, str] = {}
@@ -353,7 +354,7 @@ class _Scan:
         self.empty[doc_id] = where
 
     def finish(self, documents: Sequence[Document], place: Callable[[int], str]) -> str:
-        """Return the fingerprint, or fail on duplicate ids at their `place`."""
+        """Return the fingerprint; fail on duplicate ids and report their `place`."""
         if self.empty:
             few = "; ".join([*islice(self.empty.values(), 3), *(["…"] if len(self.empty) > 3 else [])])
             logger.warning("left out %d documents with neither text nor title: %s", len(self.empty), few)
@@ -363,7 +364,7 @@ class _Scan:
         left_out = np.array([hash64(doc_id) for doc_id in self.empty], dtype=hashes.dtype)
         values, counts = np.unique(np.concatenate([hashes, left_out]), return_counts=True)
         first_at: dict[str, int] = {}
-        # Read the suspects again: equal hashes of different ids are no fault.
+        # Read documents with equal hashes again: different ids may share a hash.
         for index in np.flatnonzero(np.isin(hashes, values[counts > 1])).tolist() if (counts > 1).any() else ():
             doc_id = documents[index].id
             if doc_id in self.empty:
@@ -371,12 +372,12 @@ class _Scan:
             if doc_id in first_at:
                 raise _duplicate(doc_id, place(first_at[doc_id]), place(index))
             first_at[doc_id] = index
-        self.id_hashes = array("Q")  # no longer of use
+        self.id_hashes = array("Q")  # no longer needed
         return self.digest.hexdigest()
 
 
 def _duplicate(doc_id: str, first: str, second: str) -> InputError:
-    return InputError(f"{second}: id {doc_id!r} stands already at {first}; make ids unique")
+    return InputError(f"{second}: id {doc_id!r} is already used at {first}; make ids unique")
 
 
 def _canonical_json(metadata: dict[str, Any], where: str) -> str:
@@ -389,7 +390,7 @@ def _canonical_json(metadata: dict[str, Any], where: str) -> str:
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """Return whether lists and mappings are nested deeper than this."""
+    """Return whether lists and mappings are nested deeper than `most` levels."""
     if not isinstance(value, dict | list | tuple):
         return False
     below = value.values() if isinstance(value, dict) else value
@@ -397,9 +398,9 @@ def _is_deeper(value: Any, most: int) -> bool:
 
 
 def _scan(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Scan]:
-    """Check the user's own file and remember where each document's line is."""
+    """Check the user's own file, and note the position of each document's line."""
     scan, position, size = _Scan(str(path)), 0, path.stat().st_size >> 20
-    documents = _JsonlFile(path, scan, open_bytes(path))  # from here on, a change of the file is noticed
+    documents = _JsonlFile(path, scan, open_bytes(path))  # opened first, to detect any later change of the file
     with progress_bar("reading", size, "MiB", show=None if size else False) as advance:
         for where, raw in raw_lines(path):
             try:
@@ -421,7 +422,7 @@ def _scan(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Scan]:
 def _spool(
     records: Iterable[Record], name: str, reading: Reading, bad: Bad, file: IO[bytes]
 ) -> tuple[_JsonlFile, _Scan]:
-    """Check documents and write them to a file, each with a line on its source."""
+    """Check documents and write them to a file, each followed by its source's line."""
     scan, position, fields = _Scan(name), 0, None
     with progress_bar("reading", None, "documents") as advance:
         for row, record in enumerate(counted(records, advance), start=1):
@@ -445,20 +446,23 @@ def _spool(
 
 @contextmanager
 def _copying(file: IO[bytes] | None) -> Iterator[None]:
-    """Report in one line that documents cannot be copied to a file."""
+    """Turn a write error in this block into one line with a remedy."""
     try:
         yield
     except OSError as error:
         name = getattr(file, "name", None)
         place = Path(name).parent if isinstance(name, str) else tempfile.tempdir or "the folder for temporary files"
         raise InputError(
-            f"{place}: the documents cannot be copied there ({error.strerror}); make room, or name another folder "
-            "in TMPDIR, or give them as JSONL, which is read in its place"
+            f"{place}: the documents cannot be copied there ({error.strerror}); free some space, name another folder "
+            "in TMPDIR, or give them as JSONL, which needs no copy"
         ) from error
 
 
 class _JsonlFile(Sequence[Document]):
-    """Documents in a JSONL file, fetched by byte position; safe to read from several threads and forked processes."""
+    """Documents in a JSONL file, fetched by byte position.
+
+    Several threads and forked processes may read at the same time.
+    """
 
     def __init__(self, path: Path, lines: _Scan | _Part, file: IO[bytes], fields: Fields | None = None) -> None:
         self.path, self.lines, self.file, self.fields = path, lines, file, fields
@@ -479,7 +483,7 @@ class _JsonlFile(Sequence[Document]):
         return parse_document(parse_json_line(decode_line(self._read(start, size), where), where), self.fields)
 
     def line(self, index: int) -> str:
-        """Find the file and the line that hold a document."""
+        """Return the file and line number of a document."""
         position = 0
         for line in read_lines(self.path):
             if position == self.lines.starts[index]:
@@ -488,7 +492,7 @@ class _JsonlFile(Sequence[Document]):
         return f"{self.path}, byte {self.lines.starts[index]}"
 
     def next_line(self, index: int) -> str:
-        """Return where a spooled document came from: the line that was written after it."""
+        """Return a spooled document's source, which is the line written after it."""
         self.file.seek(int(self.lines.starts[index] + self.lines.sizes[index]))
         return os.fsdecode(self.file.readline().rstrip(b"\n"))
 
@@ -498,7 +502,7 @@ class _JsonlFile(Sequence[Document]):
 
     def _read(self, start: int, size: int) -> bytes:
         try:
-            if hasattr(os, "pread"):  # moves no position, which forked processes share
+            if hasattr(os, "pread"):  # does not move the file position, which forked processes share
                 return os.pread(self.file.fileno(), size, start)
             with self.lock:
                 self.file.seek(start)
@@ -508,7 +512,10 @@ class _JsonlFile(Sequence[Document]):
 
 
 class _Part(NamedTuple):
-    """What a process found in a part of a corpus, in values that `share_out` can send: a tuple may arrive as a list."""
+    """A part of a corpus as one process read it, in values that `share_out` can send.
+
+    A tuple may arrive as a list.
+    """
 
     source: str
     path: str  # the source, or its copy
@@ -522,11 +529,11 @@ class _Part(NamedTuple):
 
 
 class _Parts(Sequence[Document]):
-    """The documents of several files, one after another; a file is opened when one of its documents is asked for."""
+    """The documents of several files in sequence; a file is opened on first use."""
 
     def __init__(self, parts: list[_Part], scratch: ScratchFolder | None) -> None:
         self.parts = parts
-        self._scratch = scratch  # deleted along with this
+        self._scratch = scratch  # deleted together with this object
         self._starts = np.cumsum([0, *(len(part.starts) for part in parts)]).tolist()
         self._file = lru_cache(OPEN_PARTS)(self._opened)
 
@@ -538,7 +545,7 @@ class _Parts(Sequence[Document]):
         return self._file(number)[place]
 
     def place(self, index: int) -> str:
-        """Find the file and the line or row that hold a document."""
+        """Return the file, and the line or row, of a document."""
         number, place = self._locate(index)
         part, file = self.parts[number], self._file(number)
         return file.line(place) if part.path == part.source else file.next_line(place)

@@ -1,4 +1,4 @@
-"""Document, and how a record of a file is parsed into one."""
+"""Document, and the parsing of a file's records into documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hce.errors import InputError
 logger = logging.getLogger(__name__)
 
 ID_FIELDS = ("_id", "id")
-# How else people call them, in the order in which they are looked for; case, spaces and signs do not count.
+# Other common names, in the order of search; case, spaces and punctuation do not count.
 ID_NAMES = ("id", "docid", "docno", "documentid", "passageid", "articleid", "recordid", "pid", "uid", "uuid", "key")
 TITLE_NAMES = ("title", "doctitle", "documenttitle", "headline", "heading")
 TEXT_NAMES = ("text", "content", "contents", "body", "fulltext", "doctext", "passage", "abstract", "document")
@@ -48,17 +48,17 @@ class Document:
     def to_json(self) -> str:
         """Return one JSONL line, without the line break.
 
-        Metadata that JSON has no type for becomes a string.
+        A metadata value without a JSON type becomes a string.
         """
         fields = {"_id": self.id, "title": self.title, "text": self.text, "metadata": self.metadata}
         line = json.dumps(fields, ensure_ascii=False, default=str)
-        return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair goes back to its JSON escape
+        return line.encode("utf-8", "backslashreplace").decode()  # writes half a surrogate pair as its JSON escape
 
 
 class Fields(NamedTuple):
-    """Which fields of a record are read."""
+    """The names of the fields to read from a record."""
 
-    ids: tuple[str, ...] = ID_FIELDS  # the first of these that holds something is the id; none if rows are numbered
+    ids: tuple[str, ...] = ID_FIELDS  # the first one with a value is the id; empty if rows are numbered
     title: str = "title"  # may be missing
     text: str = "text"
 
@@ -69,7 +69,9 @@ def choose_fields(
     reading: Reading = USUAL,
     usual: Sequence[Sequence[str]] = (ID_NAMES, TITLE_NAMES, TEXT_NAMES),
 ) -> Fields:
-    """Choose the fields to read: given, proper, or usual names; report these.
+    """Choose the fields to read, and log other names than the standard ones.
+
+    Names given in `reading` come first, then the standard names, then the `usual` ones.
 
     >>> choose_fields(["DOCNO", "Headline", "body"], "docs.csv")
     Fields(ids=('DOCNO',), title='Headline', text='body')
@@ -101,7 +103,7 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
     ids, title_field, text_field = fields or Fields()
     where, rest = record.where, dict(record.fields)
     doc_id = take_id(rest, where, ids) if ids else str(row)
-    if title_field in ids:  # one field may be both
+    if title_field in ids:  # one field may be both id and title
         rest[title_field] = doc_id
     text = take_string(rest, text_field, where)
     if text is None:
@@ -111,7 +113,7 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
         )
     title = take_string(rest, title_field, where) or ""
     nested = rest.pop("metadata", None)
-    if isinstance(nested, dict):  # BEIR keeps extra fields one level down
+    if isinstance(nested, dict):  # BEIR nests extra fields in this one
         rest = {**nested, **rest}
     elif nested is not None:
         rest["metadata"] = nested
@@ -119,20 +121,20 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
 
 
 def _if_one_column(names: Collection[Any]) -> str:
-    """Return advice for a table whose header was read as one name with a sign in it."""
+    """Return advice for a table whose header was read as a single name."""
     name = str(next(iter(names), ""))
     signs = re.findall(r"[^\w\s.()-]", name)
-    return f"name what separates the cells, as in --delimiter '{signs[0]}'" if len(names) == 1 and signs else ""
+    return f"name the separator of cells, as in --delimiter '{signs[0]}'" if len(names) == 1 and signs else ""
 
 
 def list_names(fields: Iterable[Any]) -> str:
-    """Name the fields of a record, for messages."""
+    """List the fields of a record, for messages."""
     names = list(map(repr, fields))
     return ", ".join(names[:20]) + " …" * (len(names) > 20) if names else "no field"
 
 
 def take_id(fields: dict[str, Any], where: str, names: Iterable[str] = ID_FIELDS, remedy: str = NO_ID) -> str:
-    """Remove and return the id; an integer becomes its digits."""
+    """Remove and return the id; an integer becomes a string of its digits."""
     found = dict.fromkeys(fields)
     for name in names:
         number = fields.get(name)
@@ -149,6 +151,6 @@ def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:
     value = fields.pop(name, None)
     if value is not None and not isinstance(value, str):
         raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
-    if value is not None and not is_unicode(value):  # which JSON can spell, and UTF-8 cannot
+    if value is not None and not is_unicode(value):  # JSON can express it, UTF-8 cannot
         raise InputError(f"{where}: the {name} holds half a surrogate pair (\\ud800…\\udfff); remove it")
     return value

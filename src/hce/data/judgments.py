@@ -1,7 +1,7 @@
-"""Queries and relevance judgments (qrels), together the *labels*, and BEIR folders with both and a corpus.
+"""Queries and relevance judgments (qrels), together called labels; BEIR folders.
 
-Files: queries as JSONL or two-column TSV; qrels as BEIR's three-column TSV or TREC's four columns; generated queries as
-records.
+Queries come as two-column TSV or as records, such as JSONL. Qrels come as BEIR's three-column TSV or TREC's four
+columns. Generated queries come as records.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Query:
 
 
 class Judgment(NamedTuple):
-    """How relevant a document is to a query: 0 is not at all, more is better."""
+    """A document's grade for a query: 0 is not relevant, and higher is better."""
 
     query_id: str
     document_id: str
@@ -84,10 +84,10 @@ class Qrels(Mapping[str, Mapping[str, int]]):
     def read(
         cls, path: str | Path, *, queries: Container[str] | None = None, documents: Container[str] | None = None
     ) -> Qrels:
-        """Read BEIR's TSV or TREC's format, whichever the file is in.
+        """Read judgments from a file in BEIR's or TREC's format.
 
         Args:
-            path: the file, which may be a .gz.
+            path: the file, plain or .gz.
             queries: the known query ids; a judgment of another one is an error.
             documents: the known document ids; a judgment of another one is an error.
 
@@ -113,7 +113,7 @@ class Qrels(Mapping[str, Mapping[str, int]]):
         return cls(Judgment(*pair, grade) for pair, (grade, _) in seen.items())
 
     def among(self, documents: Container[str]) -> Qrels:
-        """Return the judgments of these documents, without queries that lose all.
+        """Return these documents' judgments; drop queries that lose all positives.
 
         >>> Qrels([Judgment("q1", "d7", 2), Judgment("q1", "d8", 0), Judgment("q2", "d9", 1)]).among(["d7"])
         Qrels(1 queries, 1 judgments)
@@ -143,14 +143,14 @@ def _parse_judgment(columns: list[str], line: Line) -> Judgment:
     if not query_id or not document_id:
         raise InputError(f"{line.where}: the id of the {'document' if query_id else 'query'} is missing; fill it in")
     if not re.fullmatch("[+-]?[0-9]{1,9}", grade):
-        raise InputError(f"{line.where}: the grade {grade!r} is not a whole number; write 0, 1, 2 …")
+        raise InputError(f"{line.where}: the grade {grade!r} is not an integer; write 0, 1, 2 …")
     return Judgment(query_id, document_id, int(grade))
 
 
 class Labels(NamedTuple):
-    """Judged queries: to train on, to choose by, or to measure with."""
+    """Judged queries, for training, model selection or evaluation."""
 
-    queries: dict[str, Query]  # by id; there may be more of them than were judged
+    queries: dict[str, Query]  # by id; some may have no judgments
     qrels: Qrels
 
     @property
@@ -166,16 +166,16 @@ class Labels(NamedTuple):
         return Labels({query_id: self.queries[query_id] for query_id in chosen}, Qrels(judgments))
 
     def among(self, documents: Container[str]) -> Labels:
-        """Return the queries with right documents among some, and their judgments."""
+        """Return the queries with relevant documents among these, with judgments."""
         there = self.qrels.among(documents)
         return Labels(self.queries, there).only(query_id for query_id in there if there.positives(query_id))
 
     def without(self, query_ids: Container[str]) -> Labels:
-        """Return the labels of all judged queries but some."""
+        """Return the labels of all judged queries except these."""
         return self.only(query_id for query_id in self.qrels if query_id not in query_ids)
 
     def joined(self, other: Labels) -> Labels:
-        """Return these labels and others together; fail if a query is in both."""
+        """Return the union of two sets of labels; fail if a query is in both."""
         twice = next((query_id for query_id in other.qrels if query_id in self.qrels), None)
         if twice is not None:
             raise InputError(f"query {twice!r} is in both sets of queries; give one of them another id")
@@ -199,7 +199,7 @@ class Dataset(NamedTuple):
         """Read a BEIR folder: corpus.jsonl, queries.jsonl, qrels/<split>.tsv.
 
         Raises:
-            InputError: a file is missing or malformed, or judgments name what is not there.
+            InputError: a file is missing or malformed, or a judgment names an unknown query or document.
         """
         folder = Path(folder)
         qrels_path = find_split(folder, split)
@@ -224,7 +224,7 @@ def read_queries(path: str | Path) -> dict[str, Query]:
             raise InputError(f"{where}: query {query_id!r} has no text (found: {names}); give it a string field 'text'")
         if query_id in queries:
             place = places[query_id]
-            raise InputError(f"{where}: query id {query_id!r} stands already at {place}; make ids unique")
+            raise InputError(f"{where}: query id {query_id!r} is already used at {place}; make ids unique")
         queries[query_id], places[query_id] = Query(query_id, text), where
     return queries or _refuse_none(path)
 
@@ -243,14 +243,14 @@ def _refuse_none(path: str | Path) -> NoReturn:
 
 
 def read_log(path: str | Path) -> list[str]:
-    """Read queries without answers: one a line of .txt, else as `read_queries`."""
+    """Read a query log: one query per line of a .txt, else as `read_queries`."""
     if format_suffix(path) != ".txt":
         return [query.text for query in read_queries(path).values()]
     return [line.text.strip() for line in read_lines(path) if line.text.strip()] or _refuse_none(path)
 
 
 def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
-    """Write queries, atomically, as JSONL or as TSV, where white space is a space."""
+    """Write queries atomically as JSONL, or as TSV with single spaces."""
     suffix = format_suffix(path)
     if suffix not in (".tsv", *JSONL_SUFFIXES):
         raise InputError(f"{path}: queries are written as .jsonl or .tsv; choose such a name")
@@ -281,19 +281,19 @@ def _column(name: str, separator: str) -> str:
     """Return an id, or fail if a column of a file cannot hold it."""
     pieces = name.split() if separator == " " else re.split(r"[\t\r\n]", name.strip())
     if not name or pieces != [name] or name.startswith("\ufeff"):
-        raise InputError(f"id {name!r} is empty or holds white space that this format takes for its own; rename it")
+        raise InputError(f"id {name!r} is empty or holds white space that separates columns here; rename it")
     return name
 
 
 def find_split(folder: Path, split: str) -> Path:
-    """Return the qrels file of a split; the error lists the splits that are there."""
+    """Return the qrels file of a split; the error lists the splits of the folder."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; give one that holds corpus.jsonl, queries.jsonl and qrels/")
     for name in (f"{split}.tsv", f"{split}.tsv.gz"):
         if (folder / "qrels" / name).is_file():
             return folder / "qrels" / name
     found = ", ".join(splits(folder)) or "none"
-    raise InputError(f"{folder}: no split {split!r} (qrels/{split}.tsv); choose one of those there: {found}")
+    raise InputError(f"{folder}: no split {split!r} (qrels/{split}.tsv); choose one of these: {found}")
 
 
 def splits(folder: str | Path) -> list[str]:

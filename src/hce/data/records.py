@@ -1,7 +1,7 @@
-"""Records from files: JSONL, JSON, CSV, TSV, Parquet, standard input, and .gz of each text format.
+"""Records from files: JSONL, JSON, CSV, TSV, Parquet, .gz, and standard input.
 
-A record is a mapping of fields with its file and line, for error messages. This module knows encodings and syntax, and
-nothing of documents or queries. Only one record is in memory, and its length is limited.
+A record is a mapping of fields, with its file and line for error messages. This module handles encodings and syntax,
+and knows nothing about documents or queries. Records are streamed, and their length is limited.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ from hce.errors import InputError, needs_extra, one_line
 logger = logging.getLogger(__name__)
 
 STDIN = "-"
-LONGEST_RECORD = 100_000_000  # bytes; what is longer is no document, and a .gz of a few bytes may hold it
+LONGEST_RECORD = 100_000_000  # bytes; no document is longer, but a .gz of a few bytes may hold more
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md/.html/.pdf, or -"
-DELIMITERS = (",", ";", "\t", "|")  # that a CSV file is known by; where two are as frequent, the first
-ROWS_AT_ONCE = 64  # of a Parquet file, in which many long texts may be one in a dictionary
-CHUNK = 1 << 20  # characters of a JSON text that are read at once
+DELIMITERS = (",", ";", "\t", "|")  # of CSV cells: the most frequent in the header, and on a tie the first here
+ROWS_AT_ONCE = 64  # of a Parquet file; few, since a dictionary may repeat one long text in many rows
+CHUNK = 1 << 20  # characters of a JSON text read at once
 BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read documents, if not the usual way; wrong options raise InputError."""
+    """Options for reading documents; invalid ones raise InputError."""
 
-    id_field: str | None = None  # by default, this and the next two have one of the usual names
+    id_field: str | None = None  # by default, this and the next two are found by common names
     title_field: str | None = None
     text_field: str | None = None
-    row_ids: bool = False  # number the rows from 1 for ids
-    remembered: bool = False  # the fields are earlier documents'; a source without them is read the usual way
-    delimiter: str | None = None  # of CSV or TSV cells, or "tab"; by default found in a CSV file's header
+    row_ids: bool = False  # use row numbers, from 1, as ids
+    remembered: bool = False  # the fields come from earlier documents; a source without them ignores them
+    delimiter: str | None = None  # between CSV or TSV cells, or "tab"; by default detected from a CSV file's header
     encoding: str = "utf-8"  # of text files
     skip_bad: bool = False  # skip records and files that cannot be read, and report them
 
     def __post_init__(self) -> None:
         if self.text_field is not None and self.text_field in (self.id_field, self.title_field):
-            raise InputError(f"the field {self.text_field!r} of the text cannot be the id or the title too")
+            raise InputError(f"the field {self.text_field!r} of the text cannot be the id or the title as well")
         if self.row_ids and self.id_field is not None:
-            raise InputError(f"ids are either in the field {self.id_field!r} or the numbers of the rows, not both")
+            raise InputError(f"ids come either from the field {self.id_field!r} or from row numbers, not from both")
         cell = {"tab": "\t", "\\t": "\t"}.get(self.delimiter or "", self.delimiter)
         if cell is not None and (len(cell) != 1 or cell in '"\r\n'):
             raise InputError(f"delimiter {self.delimiter!r}: give one character, such as ';', or tab")
         try:
             codec = codecs.lookup(self.encoding)
-            "x".encode(self.encoding)  # refuses codecs that are none of text, such as base64
+            "x".encode(self.encoding)  # refuses codecs that do not encode text, such as base64
         except (LookupError, ValueError) as error:
-            message = f"encoding {self.encoding!r}: there is none; give utf-8, latin-1, cp1252, utf-16 …"
+            message = f"encoding {self.encoding!r}: unknown; give utf-8, latin-1, cp1252, utf-16 …"
             raise InputError(message) from error
         object.__setattr__(self, "delimiter", cell)
         object.__setattr__(self, "encoding", codec.name)
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields that are named, by what they hold: id, text or title."""
+        """The field names given, for id, text and title."""
         named = {"id": self.id_field, "text": self.text_field, "title": self.title_field}
         return {what: name for what, name in named.items() if name is not None}
 
     def remembering(self, fields: Mapping[str, str] | None) -> Reading:
-        """Return how to read more documents like earlier ones of these `fields`.
+        """Return options that read new documents by earlier documents' `fields`.
 
         >>> Reading().remembering({"id": "nr", "text": "body"}).fields
         {'id': 'nr', 'text': 'body'}
@@ -87,17 +87,17 @@ class Reading:
 
     @property
     def is_utf8(self) -> bool:
-        """Whether lines of bytes are lines of the text; a byte order mark is dropped anyway."""
+        """Whether files are UTF-8, with a byte order mark or without."""
         return self.encoding in ("utf-8", "utf-8-sig")
 
 
 USUAL = Reading()
 Bad = Callable[[InputError], None]
-"""What to do with a record that cannot be read: `refuse`, or note it and go on."""
+"""Handles the error of an unreadable record: `refuse` raises it, others may note it and continue."""
 
 
 def refuse(error: InputError) -> None:
-    """Stop at the first fault."""
+    """Raise the error, which stops at the first fault."""
     raise error
 
 
@@ -109,7 +109,7 @@ class Record(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line of a text file, without its line break, and its bytes on disk, with it."""
+    """One line of a text file: `text` without its line break, `size` in bytes with it."""
 
     where: str
     text: str
@@ -120,7 +120,7 @@ def read_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
     """Stream the records of a file, or JSONL from standard input for "-".
 
     Raises:
-        InputError: at the first thing that is wrong, with file and line, unless `bad` takes it.
+        InputError: at the first fault, with file and line, unless `bad` handles it.
     """
     suffix = ".jsonl" if str(path) == STDIN else format_suffix(path)
     if suffix not in _READERS:
@@ -129,7 +129,7 @@ def read_records(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) 
 
 
 def shown_path(path: str | Path) -> str:
-    """Return the name of a path in messages."""
+    """Return a path as messages show it."""
     return "standard input" if str(path) == STDIN else str(path)
 
 
@@ -149,7 +149,7 @@ def read_lines(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) ->
 
 
 def raw_lines(path: str | Path, reading: Reading = USUAL) -> Iterator[tuple[str, bytes]]:
-    """Stream the lines of a text file of any encoding as UTF-8, each with its place."""
+    """Stream the lines of a text file as UTF-8, each with its place."""
     place = _Place(shown_path(path), "line")
     with open_bytes(path) as file, _readable(place, reading):
         lines: Iterator[bytes] = iter(partial(file.readline, LONGEST_RECORD + 1), b"")
@@ -187,16 +187,16 @@ def _readable(place: _Place, reading: Reading) -> Iterator[None]:
     except UnicodeError as error:
         raise InputError(
             f"{place.name}, after {place.unit} {place.number}: not {reading.encoding} "
-            f"({getattr(error, 'reason', error)}); give its own --encoding"
+            f"({getattr(error, 'reason', error)}); name the file's encoding with --encoding"
         ) from error
     except OSError as error:
         raise unreadable(f"{place.name}, after {place.unit} {place.number}", error) from error
 
 
 def refuse_endless(size: int, where: str) -> None:
-    """Fail with InputError on a record of more bytes than any document has."""
+    """Fail with InputError if a record has more bytes than any document."""
     if size > LONGEST_RECORD:
-        raise InputError(f"{where}: longer than {LONGEST_RECORD // 1_000_000} MB; split it, or is this no text file?")
+        raise InputError(f"{where}: longer than {LONGEST_RECORD // 1_000_000} MB; split it, or check if it is text")
 
 
 def decode_line(raw: bytes, where: str) -> str:
@@ -225,7 +225,7 @@ def _read_jsonl(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record
 
 
 def parse_json_line(text: str, where: str) -> Record:
-    """Turn one line into a record, or say what is wrong with it."""
+    """Parse one line into a record, or report what is wrong with it."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -260,14 +260,14 @@ def _read_json(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]
 
 
 class _JsonText:
-    """A long JSON text; only the current value is in memory."""
+    """A long JSON text, read in chunks that are dropped once parsed."""
 
     def __init__(self, chunks: Iterator[str]) -> None:
         self._chunks = chunks
         self._text, self._place = "", 0
 
     def next_sign(self) -> str:
-        """Return the next character that is not blank; nothing at the end."""
+        """Return the next non-blank character; an empty string at the end."""
         while True:
             self._place = BLANKS.match(self._text, self._place).end()  # type: ignore[union-attr]
             if self._place < len(self._text) or not self._take_in_more():
@@ -286,14 +286,14 @@ class _JsonText:
             try:
                 value, self._place = json.JSONDecoder().raw_decode(self._text, self._place)
                 return value
-            except (ValueError, RecursionError) as error:  # it may go on in the next chunk
+            except (ValueError, RecursionError) as error:  # the value may continue in the next chunk
                 refuse_endless(len(self._text) - self._place, where)
                 if not isinstance(error, json.JSONDecodeError) or not self._take_in_more():
                     reason = error.msg if isinstance(error, json.JSONDecodeError) else "too deep or too long"
                     raise InputError(f"{where}: not valid JSON ({reason}); correct it, or is it cut off?") from error
 
     def _take_in_more(self) -> bool:
-        """Hold about twice as much, so that trying stays rare; False at the end."""
+        """Double the text in memory, so that retries stay rare; False at the end."""
         rest = self._text[self._place :]
         pieces, size = [rest], 0
         while size <= len(rest) and (piece := next(self._chunks, "")):
@@ -310,7 +310,7 @@ def _read_csv(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
         header = next((_decode(raw, where) for where, raw in raw_lines(path, reading) if raw.strip()), "")
         delimiter = max(DELIMITERS, key="".join(header.split('"')[::2]).count)  # outside of quotes
         if delimiter != ",":
-            logger.info("%s: taking %r to separate cells (--delimiter names another)", path, delimiter)
+            logger.info("%s: cells are separated by %r (--delimiter names another)", path, delimiter)
     name = {",": "a comma", ";": "a semicolon", "\t": "a tab"}.get(delimiter, repr(delimiter))
     return _name_cells(_csv_rows(path, reading, delimiter), f"quote a cell that holds {name}", bad)
 
@@ -323,9 +323,9 @@ def _read_tsv(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
 
 
 def _csv_rows(path: str | Path, reading: Reading, delimiter: str) -> Iterator[tuple[str, list[str]]]:
-    """Stream the rows that are not empty, each with its first line."""
-    csv.field_size_limit(2**31 - 1)  # the default refuses fields over 128 KiB, and a document may well be longer
-    size, mark = 0, codecs.BOM_UTF8  # of the row; further down, the mark may be part of a cell
+    """Stream the rows that are not empty, each with the place of its first line."""
+    csv.field_size_limit(2**31 - 1)  # the default limit is 128 KiB, and documents may be longer
+    size, mark = 0, codecs.BOM_UTF8  # bytes of the row; the byte order mark, which only the first line drops
 
     def lines() -> Iterator[str]:
         nonlocal size, mark
@@ -346,10 +346,10 @@ def _csv_rows(path: str | Path, reading: Reading, delimiter: str) -> Iterator[tu
 
 
 def _name_cells(rows: Iterator[tuple[str, list[str]]], remedy: str, bad: Bad) -> Iterator[Record]:
-    """Make records of rows; the first one names the columns."""
+    """Make records from rows; the first row names the columns."""
     where, header = next(rows, ("", []))
     if len(set(header)) < len(header):
-        raise InputError(f"{where}: a column name stands twice among {header}; rename one")
+        raise InputError(f"{where}: a column name occurs twice in {header}; rename one")
     for where, row in rows:
         if len(row) == len(header):
             yield Record(where, dict(zip(header, row, strict=True)))
@@ -392,7 +392,7 @@ def open_bytes(path: str | Path) -> IO[bytes]:
 
 
 def _refuse_special(path: str | Path) -> None:
-    """Fail on what is no regular file: a pipe or device may never end."""
+    """Fail unless a path is a regular file: a pipe or device may never end."""
     try:
         mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):
@@ -400,7 +400,7 @@ def _refuse_special(path: str | Path) -> None:
     except OSError as error:
         raise unreadable(path, error) from error
     if not stat.S_ISREG(mode):
-        raise InputError(f"{path}: is a pipe or a device, not a file; to read from one, give - and redirect it there")
+        raise InputError(f"{path}: is a pipe or a device, not a file; to read it, give - and redirect it to stdin")
 
 
 _READERS: dict[str, Callable[[str | Path, Reading, Bad], Iterator[Record]]] = {

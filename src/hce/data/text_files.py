@@ -1,4 +1,7 @@
-"""Records from folders of texts: plain text, Markdown, HTML pages and PDF files, the last two by optional libraries."""
+"""Records from folders of plain text, Markdown, HTML and PDF files.
+
+HTML and PDF need optional libraries.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ INSTALL = {
     "selectolax": "pip install 'hierarchical-corpus-encoder[html]'",
     "pypdf": "pip install 'hierarchical-corpus-encoder[pdf]'",
 }
-LARGEST = 200_000_000  # bytes of a file, which is read at once
-DEEPEST = 10_000  # elements within each other; the parser's time grows with their square
+LARGEST = 200_000_000  # bytes of an HTML or PDF file
+DEEPEST = 10_000  # levels of nested elements; the parser's time grows with their square
 
 HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(?P<title>.*?)(?:[ \t]+#+)?[ \t]*")
 UNDERLINE = re.compile(r" {0,3}(?:=+|-{2,})[ \t]*")
 FENCE = re.compile(r" {0,3}(?:```|~~~)")
 
-UNSEEN = "script, style, noscript, template, svg, head, [hidden], .headerlink"  # not shown as text by a browser
-# Navigation and controls are the same on each page of a site. A header or footer is part of it unless it belongs to an
-# article or section, as for a screen reader.
+UNSEEN = "script, style, noscript, template, svg, head, [hidden], .headerlink"  # browsers do not show these as text
+# Navigation and controls repeat on each page of a site. As for a screen reader, a header or footer is navigation unless
+# it lies inside an article or section.
 NAVIGATION = (
     "nav, button, [role=navigation], [role=search], [role=banner], [role=contentinfo], "
     ":is(header, footer):not(:is(article, aside, main, section) *)"
@@ -52,20 +55,21 @@ MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codec
 
 
 def text_suffix(path: Path) -> str | None:
-    """Return the suffix of a text, a page or a PDF file; None for every other file."""
+    """Return the suffix of a text, HTML or PDF file; None for other files."""
     suffix = path.suffix.lower() if path.suffix.lower() in LIBRARIES else format_suffix(path)
     return suffix if suffix in (*TEXT_SUFFIXES, *LIBRARIES) else None
 
 
 def is_readable(suffix: str) -> bool:
-    """Return whether the library for such files is installed."""
+    """Return whether the library for files of this suffix is installed."""
     return importlib.util.find_spec(LIBRARIES[suffix]) is not None
 
 
 def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
     """Stream texts, HTML pages and PDF files of a folder, in sorted order.
 
-    Hidden files, links that lead out of the folder, and files whose library is not installed are skipped and reported.
+    It skips and reports hidden files and folders, links that lead out of the folder, and files whose library is not
+    installed.
     The id is the path below the folder, with forward slashes. A Markdown file's title is its first heading.
     """
     folder, within = Path(folder), os.path.realpath(folder)
@@ -158,7 +162,7 @@ def split_heading(text: str) -> tuple[str, str]:
 
 
 class Page(NamedTuple):
-    """A title, which may be empty, and a text."""
+    """The title of a page or PDF file, which may be empty, and its text."""
 
     title: str
     text: str
@@ -175,17 +179,17 @@ def read_page(path: Path, encoding: str) -> Page:
         raise
     except OSError as error:
         raise unreadable(path, error) from error
-    except Exception as error:  # whatever damage makes a library raise
+    except Exception as error:  # a damaged file can make a library raise anything
         raise InputError(f"{path}: not a readable {kind} ({one_line(error)}); save it again") from error
     if not page.text:
-        raise InputError(f"{path}: has no text; a scan needs to be recognized (OCR) first")
+        raise InputError(f"{path}: has no text; if it is a scan, run text recognition (OCR) first")
     return page
 
 
 def _html(path: Path, encoding: str) -> Page:
     data = path.read_bytes()
     if _depth(data) > DEEPEST:
-        raise InputError(f"{path}: more than {DEEPEST:,} elements lie within each other; no page is that deep")
+        raise InputError(f"{path}: elements are nested more than {DEEPEST:,} deep; no real page is")
     try:
         return parse_html(data, encoding)
     except UnicodeDecodeError as error:
@@ -193,7 +197,7 @@ def _html(path: Path, encoding: str) -> Page:
 
 
 def _depth(data: bytes) -> int:
-    """Return about how deep elements are nested; counting stops beyond `DEEPEST`."""
+    """Estimate how deep elements are nested; stop counting beyond `DEEPEST`."""
     is_open, depth, deepest = Counter[bytes](), 0, 0
     for tag in TAG.finditer(data) if data.count(b"<") > DEEPEST else ():
         end, name = tag[1], tag[2].lower()
@@ -209,7 +213,7 @@ def _depth(data: bytes) -> int:
 
 
 def parse_html(data: bytes, encoding: str = "utf-8") -> Page:
-    r"""Return the title of a page and its text without navigation, a block a line.
+    r"""Return a page's title, and its text without navigation, one block per line.
 
     >>> parse_html(b"<title>Shoes</title><nav>Home</nav><script>x()</script><p>Red <b>shoes</b>.</p><p>Blue ones.</p>")
     Page(title='Shoes', text='Red shoes.\nBlue ones.')
@@ -221,12 +225,12 @@ def parse_html(data: bytes, encoding: str = "utf-8") -> Page:
     title = tree.css_first("title") or tree.css_first("h1")
     name = " ".join(title.text().split()) if title is not None else ""
     text = _shown_text(tree, f"{UNSEEN}, {NAVIGATION}")
-    return Page(name, text or _shown_text(LexborHTMLParser(source), UNSEEN))  # the latter of a page of links alone
+    return Page(name, text or _shown_text(LexborHTMLParser(source), UNSEEN))  # a page of links keeps its navigation
 
 
 def _shown_text(tree: Any, dropped: str) -> str:
-    """Return a page's text, a block a line, without some elements."""
-    for node in tree.css(f":is({dropped}):not(:is({dropped}) *)"):  # the outermost: those inside go with them
+    """Return a page's text without the `dropped` elements, one block per line."""
+    for node in tree.css(f":is({dropped}):not(:is({dropped}) *)"):  # the outermost: nested ones go with them
         node.decompose()
     for node in tree.css(BLOCKS):
         node.insert_before("\n")
@@ -237,14 +241,14 @@ def _shown_text(tree: Any, dropped: str) -> str:
 
 
 def _charset(data: bytes, encoding: str) -> str:
-    """Return a page's encoding: by its first bytes, by its head, or the given one."""
+    """Return a page's encoding, from its first bytes or its head; else the given one."""
     for mark, name in MARKS:
         if data.startswith(mark):
             return name
     named = CHARSET.search(data[:4096])
     try:
         return codecs.lookup(named[1].decode("ascii")).name if named else encoding
-    except (LookupError, ValueError):  # a name that nobody knows
+    except (LookupError, ValueError):  # an unknown encoding
         return encoding
 
 
@@ -252,7 +256,7 @@ def _pdf(path: Path) -> Page:
     """Return the title in a PDF file's metadata, and the texts of its pages."""
     import pypdf
 
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of every odd object in somebody else's file
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns about every malformed object
     reader = pypdf.PdfReader(path)
     if reader.is_encrypted and not reader.decrypt(""):
         raise InputError(f"{path}: is locked by a password; save it without one")

@@ -1,1 +1,1 @@
-"""Measures of a search, significance, and the levels of a tree at which queries go astray."""
+"""Measure rankings, read and write run files, and test differences for significance."""

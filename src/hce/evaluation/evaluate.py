@@ -1,6 +1,6 @@
-"""Evaluation: search for every judged query, and measure how well the relevant documents were ranked.
+"""Evaluation: search for every judged query, and measure the rankings.
 
-Measures are computed by ir_measures, which calls trec_eval's own code.
+ir_measures computes the measures with trec_eval's own code.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ FAMILIES = {spelling: family for family, spellings in SPELLINGS.items() for spel
 WITH_CUTOFF = ("R", CAPPED, "Success", "P")
 KNOWN = (
     "nDCG@10, R@100 (recall@100), R_cap@100 (capped_recall@100), RR@10 (MRR@10), AP (MAP), Success@5 (hit@5), P@5; "
-    "with any cut-off, which nDCG, RR and AP can do without"
+    "with any cut-off, which nDCG, RR and AP do not need"
 )
 
 logger = logging.getLogger(__name__)
 
 
 class Searcher(Protocol):
-    """Anything that ranks documents for queries, an `Index` too."""
+    """Anything that ranks documents for queries, such as an `Index`."""
 
     def search(self, queries: Sequence[str], k: int) -> Sequence[Sequence[Any]]:
         """Find the k best documents of each query, as hits with `id` and `score`."""
@@ -58,7 +58,7 @@ class Searcher(Protocol):
 
 @dataclass(frozen=True)
 class DenseSearcher:
-    """Searches the vectors of a collection, of shape (N, n), exactly."""
+    """Exact search over a collection's vectors, of shape (N, n)."""
 
     encoder: Encoder
     ids: Sequence[str]
@@ -66,7 +66,7 @@ class DenseSearcher:
 
     @classmethod
     def of(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> DenseSearcher:
-        """Encode a corpus, to search it."""
+        """Encode a corpus, and return a searcher of it."""
         return cls(encoder, corpus.ids, encode_corpus(encoder, corpus, progress=progress))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
@@ -78,18 +78,18 @@ class DenseSearcher:
         ]
 
     def encode(self, queries: Sequence[str]) -> np.ndarray:
-        """Encode queries, of shape (queries, n)."""
+        """Encode queries to vectors of shape (queries, n)."""
         return self.encoder.encode(queries, "query")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a searcher scored, by the names of the measures as they were given.
+    """A searcher's scores, by the names of measures as the caller spelled them.
 
     Attributes:
-        means: each measure's mean over all judged queries; one without hits or without positives counts 0.
+        means: each measure's mean over all judged queries; a query without hits or without positives counts 0.
         per_query: each measure's value for each judged query.
-        without_positives: judged queries none of whose judgments is above 0, so that no searcher can score.
+        without_positives: judged queries without a grade above 0; every searcher scores 0 on them.
         without_hits: judged queries for which nothing was found.
     """
 
@@ -102,7 +102,7 @@ class Report:
         return "  ".join(f"{name} {value:.4f}" for name, value in self.means.items())
 
     def write_values(self, path: Path) -> None:
-        """Write the values of each query, as .tsv or .jsonl."""
+        """Write each query's values, as .tsv or .jsonl."""
         names = list(self.per_query)
         with open_atomically(path) as file:
             if path.suffix == ".tsv":
@@ -138,12 +138,12 @@ def evaluate(
     RR@10 0.7500
 
     Args:
-        searcher: what is measured.
-        queries: by id; those without a judgment are not asked.
+        searcher: the searcher to measure.
+        queries: queries by id; those without a judgment are skipped.
         qrels: the judgments.
         measures: names, see `parse_measure`.
         depth: how many hits to ask for; more where a measure's cut-off is deeper.
-        drop_self: drop a hit whose id is the query's own, BEIR's rule for collections that contain their queries.
+        drop_self: drop a hit with the query's own id: BEIR's rule for collections that contain their queries.
 
     Raises:
         InputError: an unknown measure, no judgments, or a judged query that is not among the queries.
@@ -161,7 +161,7 @@ def evaluate(
 def rank(
     searcher: Searcher, queries: Mapping[str, Query], qrels: Qrels, depth: int = CUTOFF, *, drop_self: bool = True
 ) -> dict[str, list[Scored]]:
-    """Search for every judged query, and keep the first `depth` hits of each."""
+    """Search for every judged query, and keep the first `depth` hits."""
     unknown = [query_id for query_id in qrels if query_id not in queries]
     if unknown:
         raise InputError(
@@ -205,7 +205,7 @@ def score_run(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES
 
 
 def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) -> None:
-    """Warn of relevant documents that are not in the corpus; each counts as missed."""
+    """Warn about relevant documents that the corpus lacks; fail if it lacks all."""
     relevant = {document_id for query_id in qrels for document_id in qrels.positives(query_id)}
     missing = sorted(relevant.difference(documents))
     if relevant and len(missing) == len(relevant):
@@ -223,7 +223,7 @@ def check_documents(qrels: Qrels, documents: Collection[str], corpus_name: str) 
 
 
 class Measure(NamedTuple):
-    """A family of measures, and how far down the ranking to look; None is all the way."""
+    """A family of measures, and its cut-off rank; None means the full ranking."""
 
     family: str
     cutoff: int | None
@@ -233,7 +233,7 @@ class Measure(NamedTuple):
 
 
 def parse_measure(name: str) -> Measure:
-    """Read a measure's name, of any of the usual spellings, in capitals or not.
+    """Parse a measure's name in any usual spelling, ignoring case.
 
     >>> [str(parse_measure(name)) for name in ("ndcg@10", "MRR@10", "hit@5", "recall@100", "map")]
     ['nDCG@10', 'RR@10', 'Success@5', 'R@100', 'AP']
@@ -251,11 +251,11 @@ def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict
     """Compute each measure for each judged query, in the judgments' order.
 
     A query without hits or without relevant documents counts 0. A document without a judgment is not relevant.
-    BEIR's R_cap@k divides by k instead of all relevant documents where these are more, so that 1 can be reached.
+    R@k divides by the number of relevant documents. BEIR's R_cap@k divides by at most k, so that 1 can be reached.
     """
-    # Below 0 is not relevant either, and trec_eval's memory breaks where a query has no other grades.
+    # Grades below 0 count as 0: trec_eval's memory breaks if a query has no other grades.
     judged = {query_id: {name: max(grade, 0) for name, grade in grades.items()} for query_id, grades in qrels.items()}
-    # trec_eval breaks ties by document id; falling ranks instead of scores keep the ranking's own order.
+    # trec_eval breaks ties by document id. Distinct numbers that fall with the rank keep the searcher's order.
     ranks = {
         query_id: {hit.id: float(len(hits) - rank) for rank, hit in enumerate(hits)}
         for query_id, hits in run.items()

@@ -1,8 +1,7 @@
-"""TREC run files: rankings as lines of six columns, which trec_eval and every other tool of the field read.
+"""TREC run files: rankings as lines of six columns, the format of trec_eval.
 
-trec_eval ignores the rank column: it sorts by score in single precision, and equal scores by document id, the last
-first. So a ranking is written with scores that fall strictly in single precision, and any file is read into the order
-that trec_eval sees in it.
+trec_eval ignores the rank column. It sorts by score in single precision, and equal scores by descending document id. So
+rankings are written with scores that fall strictly in single precision, and files are read into trec_eval's order.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hce.errors import InputError
 from hce.files import open_text
 
 COLUMNS = "query Q0 document rank score tag"
-LEAST_STEP = float(np.finfo(np.float32).tiny)  # what is smaller, some machines round to zero
+LEAST_STEP = float(np.finfo(np.float32).tiny)  # some machines round smaller numbers to zero
 
 
 class Scored(NamedTuple):
@@ -29,11 +28,11 @@ class Scored(NamedTuple):
     score: float
 
 
-Run = Mapping[str, Sequence[Scored]]  # the ranking of each query, by its id, best first
+Run = Mapping[str, Sequence[Scored]]  # the ranking for each query id, best first
 
 
 def read_run(path: str | Path) -> dict[str, list[Scored]]:
-    """Read a run, plain or .gz, with hits in trec_eval's order."""
+    """Read a run, plain or .gz, and sort its hits as trec_eval does."""
     scores: dict[str, dict[str, float]] = {}
     for line in read_lines(path):
         if line.text.strip():
@@ -51,7 +50,7 @@ def read_run(path: str | Path) -> dict[str, list[Scored]]:
 def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
     """Write a run atomically, compressed if the name ends in .gz.
 
-    The rankings keep their order: scores that do not fall are lowered by the least that makes them fall.
+    Rankings keep their order: a score that does not fall is lowered by the smallest step that makes it fall.
     """
     if not any(run.values()):
         raise InputError(f"{path}: not written, as no query has a hit")

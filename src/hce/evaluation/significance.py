@@ -1,8 +1,8 @@
 """Significance: could the difference between two systems on the same queries be chance?
 
-The paired randomization test (Fisher's; Smucker, Allan and Carterette, CIKM 2007, recommend it for retrieval): if the
-systems were the same, each query's difference could as well have had the other sign. p is the share of sign
-assignments under which the mean difference is at least as far from 0 as the one observed.
+The test is Fisher's paired randomization test, which Smucker, Allan and Carterette (CIKM 2007) recommend for retrieval.
+If the systems are equally good, each query's difference could have had the other sign. p is the share of sign
+assignments under which the mean difference is at least as far from 0 as the observed one.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from scipy import stats
 
 from hce.errors import InputError
 
-EXACT_UP_TO = 16  # queries that differ: 2^16 sign assignments are enumerated, more are drawn from
+EXACT_UP_TO = 16  # differing queries: up to 2^16 sign assignments are enumerated; beyond that, they are sampled
 DRAWS = 10_000
 CONFIDENCE = 0.95
 NUMBERS_AT_ONCE = 1 << 22
-ROUNDING = 1e-12  # sums of the same differences in another order may differ by as much
+ROUNDING = 1e-12  # error of a floating-point sum, which depends on the order of adding
 
-Scores = Mapping[str, float]  # of a system, by the query's id
+Scores = Mapping[str, float]  # one system's value for each query id
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Paired(NamedTuple):
-    """How one system compares with another: the difference of their means, p, and how many queries are better.
+    """Two systems compared: difference of means, p, and numbers of queries won and lost.
 
-    `low` and `high` are the ends of the difference's 95 % interval (percentile bootstrap over queries), and `p_holm`
-    is p after Holm's correction for the number of comparisons.
+    `low` and `high` are the ends of the difference's 95 % interval (percentile bootstrap over queries). `p_holm` is p
+    after Holm's correction for the number of comparisons.
     """
 
     difference: float
@@ -43,7 +43,7 @@ class Paired(NamedTuple):
 
 
 def compare_paired(a: Scores, b: Scores, seed: int = 0) -> Paired:
-    """Compare what two systems scored on the same queries.
+    """Compare two systems' scores on the same queries.
 
     >>> paired = compare_paired({"q1": 1.0, "q2": 0.5, "q3": 0.5}, {"q1": 0.5, "q2": 0.5, "q3": 0.0})
     >>> paired.p, paired.better, paired.worse, paired.equal  # two queries differ: 2 of 4 signs are as far from 0
@@ -55,14 +55,14 @@ def compare_paired(a: Scores, b: Scores, seed: int = 0) -> Paired:
             f"{len(a.keys() & b.keys()):,} in common"
         )
     differences = np.array([a[query_id] - b[query_id] for query_id in sorted(a)])
-    differences[np.abs(differences) < ROUNDING] = 0.0  # the mean of three equal numbers need not be that number
+    differences[np.abs(differences) < ROUNDING] = 0.0  # the mean of three equal numbers can differ by rounding
     p = randomization_test(differences, seed)
     better, worse, equal = (int(each.sum()) for each in (differences > 0, differences < 0, differences == 0))
     return Paired(float(differences.mean()), p, *bootstrap_interval(differences, seed), better, worse, equal, p_holm=p)
 
 
 def compare_several(pairs: Mapping[Key, tuple[Scores, Scores]], seed: int = 0) -> dict[Key, Paired]:
-    """Compare several pairs of systems, and correct each p for their number.
+    """Compare several pairs of systems, and correct each p for their number of pairs.
 
     >>> one, other = {"q1": 1.0, "q2": 1.0}, {"q1": 0.0, "q2": 0.5}
     >>> {name: each.p_holm for name, each in compare_several({"a": (one, other), "b": (one, one)}).items()}
@@ -74,14 +74,14 @@ def compare_several(pairs: Mapping[Key, tuple[Scores, Scores]], seed: int = 0) -
 
 
 def randomization_test(differences: np.ndarray, seed: int = 0, draws: int = DRAWS) -> float:
-    """Return the two-sided p: exact where few differ, else from random signs.
+    """Return the two-sided p: exact if few queries differ, else from random signs.
 
-    The observed signs count as one of the draws, (x + 1) / (draws + 1), so that p is never 0 and the test never
-    rejects more often than it says (Phipson and Smyth, 2010).
+    The observed signs count as one of the draws: p = (x + 1) / (draws + 1). So p is never 0, and the test rejects no
+    more often than its level (Phipson and Smyth, 2010).
     """
     moving = differences[differences != 0]  # a difference of 0 has no sign to flip
     if len(moving) < 2:
-        return 1.0  # with either sign, one difference is as far from 0
+        return 1.0  # a single difference is as far from 0 with either sign
     observed = abs(moving.sum()) - ROUNDING * np.abs(moving).sum()
     if len(moving) <= EXACT_UP_TO:
         sums = np.zeros(1)
@@ -97,8 +97,8 @@ def randomization_test(differences: np.ndarray, seed: int = 0, draws: int = DRAW
 
 
 def bootstrap_interval(differences: np.ndarray, seed: int = 0, draws: int = DRAWS) -> tuple[float, float]:
-    """Return the percentile bootstrap's 95 % interval of the mean over queries."""
-    if len(differences) < 2:  # one query is always drawn again, and scipy refuses to draw it
+    """Return the mean's 95 % interval, by percentile bootstrap over queries."""
+    if len(differences) < 2:  # scipy refuses a single query, of which all samples are equal
         return float(differences[0]), float(differences[0])
     drawn = stats.bootstrap(
         (differences,),

@@ -1,1 +1,1 @@
-"""An index as other frameworks want it; each module needs its framework installed."""
+"""Retrievers for other frameworks; each module needs its framework installed."""

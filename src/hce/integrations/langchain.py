@@ -16,7 +16,7 @@ with needs_extra("langchain", "LangChain's retriever"):
 
 
 class HceRetriever(BaseRetriever):
-    """Finds k documents in an index; `filter` and `mode` are those of `Index.search`."""
+    """Finds k documents in an index; `filter` and `mode` work as in `Index.search`."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

@@ -13,7 +13,7 @@ with needs_extra("llamaindex", "LlamaIndex's retriever"):
 
 
 class HceRetriever(BaseRetriever):
-    """Finds k documents in an index; `filter` and `mode` are those of `Index.search`."""
+    """Finds k documents in an index; `filter` and `mode` work as in `Index.search`."""
 
     def __init__(self, index: Index, k: int = 10, filter: Filter | None = None, mode: SearchMode = "hybrid") -> None:  # noqa: A002
         self.index, self.k, self.filter, self.mode = index, k, filter, mode
