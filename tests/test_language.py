@@ -109,8 +109,8 @@ def test_the_line_names_what_to_do_and_comes_once(caplog):
             warn_of_language(corpus_of(TEXTS["german"]), "static, fitted")
     (line,) = caplog.messages
     assert line == (
-        "plants: most documents seem to be in German, and static was trained on English: words find them in any "
-        "language (index with --language german); for their meaning take a multilingual encoder, such as "
+        "plants: most documents seem to be in German, and static was trained on English: search by words works in any "
+        "language (index with --language german); for search by meaning take a multilingual encoder, such as "
         + MULTILINGUAL_ENCODER
     )
 

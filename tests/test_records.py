@@ -403,7 +403,7 @@ def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
             file.write(b" " * 1_000_000)
     assert bomb.stat().st_size < 200_000
     tracemalloc.start()
-    with pytest.raises(InputError, match=r"bomb\.jsonl\.gz, line 2: longer than 2 MB; split it, or check if it is text"):
+    with pytest.raises(InputError, match=r"bomb\.jsonl\.gz, line 2: longer than 2 MB; split it, or check"):
         list(read_records(bomb))
     assert tracemalloc.get_traced_memory()[1] < 20_000_000
     tracemalloc.stop()

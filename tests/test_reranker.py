@@ -64,7 +64,7 @@ def test_device_and_dtype_are_as_asked(folder):
 def test_what_is_no_cross_encoder_is_refused_in_one_line(tmp_path, folder):
     with pytest.raises(InputError, match="gives 3 scores for a pair of texts"):
         Reranker.load(save_tiny(tmp_path / "three", labels=3))
-    with pytest.raises(InputError, match="is a BertModel, and no cross-encoder"):
+    with pytest.raises(InputError, match="is a BertModel, not a cross-encoder"):
         Reranker.load(save_tiny(tmp_path / "encoder", kind=BertModel))
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="a folder without a model"):
@@ -78,5 +78,5 @@ def test_what_is_no_cross_encoder_is_refused_in_one_line(tmp_path, folder):
     (tmp_path / "static").mkdir()
     modules = [{"idx": 0, "type": "sentence_transformers.models.StaticEmbedding"}]
     (tmp_path / "static" / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(InputError, match="is an encoder, and no cross-encoder"):
+    with pytest.raises(InputError, match="is an encoder, not a cross-encoder"):
         Reranker.load(tmp_path / "static")

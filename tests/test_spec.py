@@ -45,7 +45,7 @@ def test_a_mistyped_name_is_refused_before_the_hub_is_asked(name, meant, hub):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("minilm", "'minilm' is an encoder, and no cross-encoder"),
+        ("minilm", "'minilm' is an encoder, not a cross-encoder"),
         ("ms-marco-MiniLM-L6-v2", "did you mean 'cross-encoder/ms-marco-MiniLM-L6-v2'"),
         ("bge-reranker-bass", "did you mean 'BAAI/bge-reranker-base'"),
     ],
@@ -109,7 +109,7 @@ def test_a_hub_that_answers_is_used(fault, hub):
 def test_a_mistyped_reranker_is_told_before_the_index_is_opened(run_hce):
     run = run_hce("search", "nowhere", "x", "--rerank", "minilm")
     assert run.returncode == 1
-    assert run.stderr.startswith("error: 'minilm' is an encoder, and no cross-encoder")
+    assert run.stderr.startswith("error: 'minilm' is an encoder, not a cross-encoder")
 
 
 def test_a_mistyped_encoder_is_told_before_the_documents_are_read(run_hce, tmp_path):

@@ -1,12 +1,12 @@
-"""Words of a text: terms, spans, passages of a long text, the snippet to show of a hit, and the language.
+"""Processing of texts: terms, spans, passages, snippets, and the language.
 
-Terms are the words of a text for matching and counting: in lower case, without endings, in any script. They need
-to know the language, so this module also notices a corpus in another one than its encoder reads.
+Terms are the words of a text for matching and counting: lowercased and stemmed, in any script. Stemming depends on the
+language, so this module also warns about a corpus in a language that its encoder does not know.
 
-A passage ends where a sentence ends, if one does in its last quarter; else between two words; else between two tokens.
-The next one begins before that end, so that what stands at a cut is complete in one of the two.
+A passage ends at the last sentence end in its last quarter; without one, between two words; else between two tokens.
+The next passage begins before that end, so text at the cut is complete in one of the two.
 
-An encoder finds by meaning and not by words; the marked words of a snippet do not explain its score.
+The marked words of a snippet do not explain its score, since an encoder compares meanings and not words.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Vowel signs and accents that are characters of their own: part of a word to tantivy, and to Python's \w not.
+# Vowel signs and accents that are separate characters: tantivy counts them as part of a word, Python's \w does not.
 COMBINING = "".join(chr(code) for code in range(0x300, 0x1E94B) if unicodedata.category(chr(code))[0] == "M")
 ANY_WORD = re.compile(rf"[\w{COMBINING}]+")
-# Near what BERT's tokenizer splits first, and the same for all encoders.
+# Close to the first split of BERT's tokenizer, and the same for all encoders.
 WORD_OR_MARK = re.compile(rf"[\w{COMBINING}]+|[^\w\s{COMBINING}]")
-LOOK_BACK = 4  # the last quarter of a passage is where it may end, and where the next may begin
-OVERLAP = 8  # an eighth of a passage, at the least, is in the next one too
+LOOK_BACK = 4  # a passage may end, and the next one may begin, in its last quarter
+OVERLAP = 8  # at least an eighth of a passage is repeated in the next one
 SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]|\n\s*")
 READ_AT_ONCE = 1 << 20  # characters; tokenizers need a hundred times as much memory
 
 SNIPPET_CHARACTERS = 320
-PASSAGE_CHARACTERS = 2000  # a passage is shown in full if it is no longer; hardly one is
-READ_CHARACTERS = 20_000  # of a document; what comes later is not looked through
-READ_IN_ALL = 1_000_000  # characters, of all documents of an answer: with many of them, less of each is looked through
-MOST_WORDS = 64  # of a query that are marked, the first ones; a text all in yellow is no help
+PASSAGE_CHARACTERS = 2000  # passages up to this length are shown in full; hardly any is longer
+READ_CHARACTERS = 20_000  # of a document, searched for the query's words
+READ_IN_ALL = 1_000_000  # characters searched in all documents of an answer: the more documents, the fewer in each
+MOST_WORDS = 64  # of a query, the first ones, are marked; a text all in yellow does not help
 MOST_MARKS = 200  # in a text
 BLANK = re.compile(r"\s")
 ENDING = 3  # letters: "thread" marks "threads" and "threaded"
-FUNCTION_WORDS = frozenset(  # of English, which stand in every text; scikit-learn's list takes a second to import
+FUNCTION_WORDS = frozenset(  # English words that occur in every text; importing scikit-learn's list takes a second
     ANY_WORD.findall("""
     a about above after again against all also am an and any are as at be because been before being below between both
     but by can could did do does doing down during each few for from further had has have having he her here hers
@@ -72,47 +72,47 @@ CODES = dict(
         strict=True,
     )
 )
-"""The ISO 639 codes of the languages, which py3langid gives."""
+"""ISO 639 codes of the languages, as py3langid returns them."""
 
 ENGLISH_ENCODERS = ("static", "minilm")
 MULTILINGUAL_ENCODER = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
-SAMPLE, BEGINNING = 200, 2000  # documents whose language is looked at, and characters of each
-LEAST_LETTERS = 20  # fewer say nothing
-SURE = 0.8  # the probability of a language; code and numbers are below
+SAMPLE, BEGINNING = 200, 2000  # documents whose language is detected, and characters of each
+LEAST_LETTERS = 20  # fewer do not identify a language
+SURE = 0.8  # the least probability of a language; code and numbers stay below
 
-LONGEST_WORD = 255  # bytes; what is longer is no word
-MOST_PIECES, LONGEST_PIECE = 1 << 17, 40  # that are remembered, and characters of one: some 40 MB
+LONGEST_WORD = 255  # bytes; anything longer is not a word
+MOST_PIECES, LONGEST_PIECE = 1 << 17, 40  # cached pieces, and characters of one: about 40 MB
 
-# From the beginning of a word only: tried at each letter, it took most of the time of a search.
+# Match at the beginning of a word only: trying each letter took most of a search's time.
 IDENTIFIER = re.compile(r"(?<!\w)\w*?(?:[^\W_]_[^\W_]|[a-z][A-Z]|[A-Z]{2}[a-z]{2})\w*")
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
 # Scripts that put no spaces between words: Thai, Lao, Myanmar, Khmer, Hiragana, Katakana, Han.
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
-# Ligatures, forms of Arabic letters by their place, full and half width.
+# Ligatures, positional forms of Arabic letters, full and half width.
 PRESENTED = re.compile(r"[\ufb00-\ufdff\ufe70-\ufeff\uff00-\uffef]+")
 
 Offsets = Sequence[tuple[int, int]]
-"""Where each word or mark of a text, or each token of an encoder, begins and ends."""
+"""Start and end of each word or punctuation mark of a text, or of each token of an encoder."""
 Mark = tuple[int, int]
-"""Where a marked word begins and ends, in code points."""
+"""Start and end of a marked word, in code points."""
 
 
 class Span(NamedTuple):
-    """A piece of a text, and the text without it."""
+    """A span of a text, and the rest of the text without it."""
 
     inside: str
     outside: str
 
 
 def word_offsets(text: str) -> Offsets:
-    """Return where the words and marks of a text begin and end."""
+    """Return the start and end of each word and punctuation mark."""
     return [match.span() for match in WORD_OR_MARK.finditer(text)]
 
 
 def cut_span(text: str, length: int, place: float, offsets: Offsets | None = None) -> Span:
-    """Cut out `length` words and marks, or pieces at `offsets`.
+    """Cut out a span of `length` words and punctuation marks, or of `offsets`.
 
-    `place` is 0 for the beginning, 1 for the end. A text of fewer than 2·`length` pieces gives up half of them.
+    `place` is 0 for the beginning, 1 for the end. A text of fewer than 2·`length` pieces loses half of them.
 
     >>> cut_span("The quick brown fox jumps over the lazy dog.", 2, 0.25)
     Span(inside='brown fox', outside='The quick jumps over the lazy dog.')
@@ -127,7 +127,7 @@ def cut_span(text: str, length: int, place: float, offsets: Offsets | None = Non
 
 
 def text_pieces(text: str) -> Iterator[str]:
-    """Cut a long text for a tokenizer, before blanks, or within huge words."""
+    """Cut a long text into pieces for a tokenizer, at blanks if there are any."""
     start = 0
     while len(text) - start > READ_AT_ONCE:
         stop = text.rfind(" ", start + 1, start + READ_AT_ONCE)
@@ -139,7 +139,7 @@ def text_pieces(text: str) -> Iterator[str]:
 
 
 def first_words(text: str, count: int) -> str:
-    """Return a text as far as its first `count` words and marks.
+    """Return a text up to the end of its first `count` words and punctuation marks.
 
     >>> first_words("one two three, four", 4)
     'one two three,'
@@ -149,7 +149,7 @@ def first_words(text: str, count: int) -> str:
 
 
 def hash64(text: str, *, signed: bool = False) -> int:
-    """Return 64 bits of a text's BLAKE2b digest; from −2⁶³ on if `signed`.
+    """Return 64 bits of a text's BLAKE2b digest, as a `signed` integer or not.
 
     >>> hash64("a"), hash64("a", signed=True)
     (3405396810240292928, 3405396810240292928)
@@ -171,7 +171,7 @@ def is_unicode(text: str) -> bool:
 
 
 def is_url(text: str) -> bool:
-    """Return whether a text is the address of a server, and not a path."""
+    """Return whether a text is an HTTP address, and not a path."""
     return text.lower().startswith(("http://", "https://"))
 
 
@@ -191,11 +191,11 @@ def _terms_between_spaces(piece: str, language: str) -> tuple[str, ...]:
     return tuple(analyzer(language).analyze(spelled_out(piece)))
 
 
-_remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most pieces come again
+_remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most pieces are repeated
 
 
 def spelled_out(text: str) -> str:
-    """Prepare a text for a tokenizer that only splits at spaces.
+    """Split identifiers and scripts without spaces into words for the tokenizer.
 
     An identifier is followed by its parts; a run of a script without spaces becomes its pairs of characters.
 
@@ -204,7 +204,7 @@ def spelled_out(text: str) -> str:
     >>> spelled_out("東京都 in Japan")
     ' 東京 京都  in Japan'
     """
-    if not text.isascii():  # NFKC for forms of letters only: it would make one word of "Word™", and 106 of 10⁶
+    if not text.isascii():  # NFKC for forms of letters only: it would turn "Word™" into "WordTM", and 10⁶ into 106
         text = PRESENTED.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
         text = unicodedata.normalize("NFC", text)
     text = IDENTIFIER.sub(lambda found: " ".join([found[0], *PART.findall(found[0])]), text)
@@ -225,14 +225,14 @@ def checked_language(language: str) -> str:
 
 @cache
 def analyzer(language: str) -> Any:
-    """Return tantivy's analyzer of texts that were `spelled_out`."""
+    """Return tantivy's analyzer for texts from `spelled_out`."""
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.regex(r"\w+"))
     builder = builder.filter(tantivy.Filter.remove_long(LONGEST_WORD)).filter(tantivy.Filter.lowercase())
     return (builder if language == "none" else builder.filter(tantivy.Filter.stemmer(language))).build()
 
 
 class Passage(NamedTuple):
-    """A part of a text, from the character `start` up to `stop`."""
+    """A part of a text: the characters from `start` to before `stop`."""
 
     start: int
     stop: int
@@ -252,7 +252,7 @@ def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Pas
     if len(places) <= most:
         return [Passage(0, len(text))]
     kinds = _cuts(text, places)
-    character = np.append(places[:, 0], len(text))  # where a passage begins that is cut before a token
+    character = np.append(places[:, 0], len(text))  # for a cut before each token, where the passage begins
     character[0] = 0
     first, passages = 0, []
     while len(places) - first > most:
@@ -261,16 +261,16 @@ def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Pas
         if last == len(places):
             return passages
         earliest, latest = last - most // LOOK_BACK, last - most // OVERLAP
-        if len(places) - latest <= most:  # the last one is as long as it may be: a few words alone say little
+        if len(places) - latest <= most:  # make the last one as long as allowed: a few words alone say little
             earliest = min(latest, len(places) - most)
         first = max(_cut_between(kinds, earliest, latest, 0), _after(kinds, first))
     return [*passages, Passage(int(character[first]), len(text))]
 
 
 def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
-    """Return before which tokens a sentence begins, a word, or any token."""
+    """Return the tokens to cut before, for cuts at sentences, words and tokens."""
     starts, stops = places[:, 0], places[:, 1]
-    apart = np.ones(len(places), dtype=bool)  # whether a token begins where all before it have ended
+    apart = np.ones(len(places), dtype=bool)  # whether all earlier tokens have ended where a token begins
     apart[1:] = starts[1:] >= np.maximum.accumulate(stops)[:-1]
     tokens = np.append(np.flatnonzero(apart), len(places))
     ends = ([match.end() for match in kind.finditer(text)] for kind in (SENTENCE_END, re.compile(r"\s+")))
@@ -278,7 +278,7 @@ def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
 
 
 def _cut_between(kinds: list[np.ndarray], low: int, high: int, which: int) -> int:
-    """Return the first (0) or last (-1) cut from `low` to `high`; else one before."""
+    """Return the first (0) or last (-1) cut in `low` … `high`, else the last before."""
     for places in kinds:
         between = places[np.searchsorted(places, low) : np.searchsorted(places, high, side="right")]
         if len(between):
@@ -292,28 +292,31 @@ def _after(kinds: list[np.ndarray], token: int) -> int:
 
 
 class Snippet(NamedTuple):
-    """What is shown of a text, with white space as in the document."""
+    """The part of a text to show, with white space as in the document."""
 
     text: str
     start: int  # in the document
     whole: bool  # whether the snippet is all of the document
-    marks: list[Mark]  # where the query's words stand in the snippet
+    marks: list[Mark]  # where the query's words are in the snippet
 
 
 class QueryWords:
-    """The words of a query that are marked in `texts` texts; words that stand in every text only without others."""
+    """The words of a query to mark in `texts` texts.
+
+    Function words and single letters are marked only if the query has no other words.
+    """
 
     def __init__(self, query: str, texts: int = 1) -> None:
         words = list(dict.fromkeys(word.casefold() for word in ANY_WORD.findall(query)))
         telling = [word for word in telling_words(words) if len(word) > 1] or words
         self._words = frozenset(telling[:MOST_WORDS])
         self._longest = max(map(len, self._words), default=0) + ENDING
-        self._met: set[str] = set()  # words of texts, in their spelling there
-        self._marked: set[str] = set()  # those of them that are the query's
+        self._met: set[str] = set()  # words seen in texts, as spelled there
+        self._marked: set[str] = set()  # those that match the query
         self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
 
     def __contains__(self, word: str) -> bool:
-        """Return whether a word is one of the query's, with an ending or without."""
+        """Return whether a word is one of the query's, with or without an ending."""
         if len(word) > self._longest:
             return False
         word = word.casefold()
@@ -322,7 +325,7 @@ class QueryWords:
         )
 
     def marks_in(self, text: str) -> list[Mark]:
-        """Find where the query's words stand in a text."""
+        """Find the query's words in a text."""
         if not self._words:
             return []
         met = set(ANY_WORD.findall(text, 0, self._read))
@@ -335,7 +338,7 @@ class QueryWords:
 
 
 def telling_words(words: Sequence[str], language: str = "english") -> Sequence[str]:
-    """Drop an English query's function words, unless there is no other word.
+    """Drop an English query's function words, unless it has no other words.
 
     >>> telling_words(["play", "music", "from", "the", "shell"]), telling_words(["to", "be"])
     (['play', 'music', 'shell'], ['to', 'be'])
@@ -346,7 +349,7 @@ def telling_words(words: Sequence[str], language: str = "english") -> Sequence[s
 
 
 def snippet_of(text: str, passage: Passage | None, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
-    """Show the passage that was found, or else the text's best snippet."""
+    """Return the best snippet of the passage that was found, or else of the text."""
     if passage is None:
         return best_snippet(text, words, length)
     found = best_snippet(text[passage.start : passage.stop], words, PASSAGE_CHARACTERS)
@@ -354,7 +357,7 @@ def snippet_of(text: str, passage: Passage | None, words: QueryWords, length: in
 
 
 def best_snippet(text: str, words: QueryWords, length: int = SNIPPET_CHARACTERS) -> Snippet:
-    """Find the first snippet with most different words of the query."""
+    """Return the snippet with the most distinct words of the query."""
     marks = words.marks_in(text)
     if len(text) <= length:
         return Snippet(text, 0, True, marks)
@@ -375,9 +378,9 @@ def _snippet(text: str, start: int, length: int, marks: Sequence[Mark]) -> Snipp
 
 
 def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
-    """Return where the window begins that holds most different words."""
+    """Return the start of the first window with the most distinct marked words."""
     best, start, left = 0, 0, 0
-    inside: Counter[str] = Counter()  # the words of the window, from the mark `left` to the last one seen
+    inside: Counter[str] = Counter()  # words of the window, from the mark `left` to the current one
     spelled = [text[first:last].casefold() for first, last in marks]
     for right, (_, last) in enumerate(marks):
         inside[spelled[right]] += 1
@@ -391,7 +394,7 @@ def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
 
 
 def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") -> None:
-    """Warn once if most texts are in another language than the encoder's."""
+    """Warn once if most texts are in a language that an English encoder lacks."""
     name = encoder.removesuffix(", fitted")
     step = max(1, len(corpus) // SAMPLE)
     some = range(0, len(corpus), step)[:SAMPLE]
@@ -402,8 +405,8 @@ def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") ->
     stem = "" if fitting == language else f" (index with --language {fitting})"
     warn_once(
         logger,
-        f"{corpus.name}: most documents seem to be in {found.capitalize()}, and {name} was trained on English: words "
-        f"find them in any language{stem}; for their meaning take a multilingual encoder, such as "
+        f"{corpus.name}: most documents seem to be in {found.capitalize()}, and {name} was trained on English: search "
+        f"by words works in any language{stem}; for search by meaning take a multilingual encoder, such as "
         f"{MULTILINGUAL_ENCODER}",
     )
 
@@ -423,7 +426,7 @@ def foreign_language(texts: Iterable[str]) -> str | None:
 
 
 def _language(text: str) -> str | None:
-    """Return the code of a text's language; None if that is not sure."""
+    """Return the code of a text's language; None if unclear."""
     if sum(map(str.isalpha, text)) < LEAST_LETTERS:
         return None
     code, probability = _identifier().classify(text)
@@ -432,6 +435,6 @@ def _language(text: str) -> str | None:
 
 @cache
 def _identifier() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # its model is 70 MB, and takes half a second to load
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # its model of 70 MB takes half a second to load
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

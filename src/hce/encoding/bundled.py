@@ -1,10 +1,10 @@
-"""Models by name: the bundled all-MiniLM-L6-v2, a static table distilled from it, and models of the hub.
+"""Models by name: bundled MiniLM, a static table distilled from it, hub models.
 
-The bundled packages are third parties' re-uploads. Nothing of them is run, and each file that is read must be, byte for
-byte, the published one. Tables are distilled once and cached.
+Bundled packages are third parties' re-uploads. Their code never runs, and each file that is read must match the
+checksum of the published one. Tables are distilled once and cached.
 
-A mistyped name fails before anything is loaded. The hub's client asks for each file of a model five times, which takes
-minutes without a network; here one request without retries decides.
+A mistyped name fails before anything is loaded. The hub's client asks five times for each file of a model, which takes
+minutes without a network. So one request without retries comes first, and decides.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ logger = logging.getLogger(__name__)
 Work = Literal["train", "index"]
 
 BUNDLED = ("minilm", "static")
-AUTO = "auto"  # one of these, see `chosen_encoder`
-RERANKERS = (  # cross-encoders that names are compared with
+AUTO = "auto"  # chooses one of these, see `chosen_encoder`
+RERANKERS = (  # known cross-encoders, to suggest for a mistyped name
     "cross-encoder/ms-marco-MiniLM-L6-v2",
     "cross-encoder/ms-marco-MiniLM-L12-v2",
     "BAAI/bge-reranker-base",
     "BAAI/bge-reranker-v2-m3",
     "mixedbread-ai/mxbai-rerank-base-v1",
 )
-LIKENESS = 0.7  # of two names, above which one may be the other mistyped
-SECONDS = 10  # that the hub has to answer
+LIKENESS = 0.7  # similarity above which one name may be another one mistyped
+SECONDS = 10  # to wait for the hub's answer
 PROOFS = ("modules.json", "config.json")  # a downloaded model has at least one of these files
 
 INSTALL = "pip install 'hierarchical-corpus-encoder[bundled]'"
@@ -66,14 +66,14 @@ SIF_COEFFICIENT = 1e-4
 POOLINGS = {"cls": "first", "lasttoken": "last"}  # names in sentence-transformers, and in model2vec
 STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
 
-PATIENCE = 600  # seconds of encoding up to which `auto` is MiniLM
-SAMPLE = 200  # documents whose length is measured
+PATIENCE = 600  # `auto` chooses MiniLM up to this many seconds of encoding
+SAMPLE = 200  # documents measured for their length
 CHARACTERS_PER_TOKEN = 4.2  # of English, measured
-# MiniLM encodes a token in the time of that many operations of a bare product of these shapes. Measured on one core.
+# While MiniLM encodes a token, one core does this many operations of a plain matrix product of the shapes below.
 OPERATIONS_PER_TOKEN = 31e6
 ROWS, COLUMNS, INNER = 256, 1536, 384
 WINDOW = 256  # tokens of a text that training reads; an index reads all of a long text
-# Mean nDCG@10 of a hybrid search, test queries of six collections (README.md): trained, and as given.
+# Mean nDCG@10 of a hybrid search on test queries of six collections (README.md), with and without `hce train`.
 NDCG: dict[Work, dict[str, float]] = {
     "train": {"static": 0.552, "minilm": 0.604},
     "index": {"static": 0.541, "minilm": 0.601},
@@ -103,7 +103,7 @@ def verified_minilm_folder() -> Path:
 
 
 def load_static() -> Table:
-    """Load the token table distilled from all-MiniLM-L6-v2; the first call makes it."""
+    """Load the token table of all-MiniLM-L6-v2, distilled at the first call."""
     name = f"static-{_static_fingerprint()}"
     return _cached_table(name, lambda: _distilled("distill", str(verified_minilm_folder())))
 
@@ -125,7 +125,7 @@ def load_table_of(model: SentenceTransformer, fingerprint: str) -> Table:
 
 
 def _cached_table(name: str, make: Callable[[], StaticEmbedding]) -> Table:
-    """Read a table of the cache, which is made first if it is not there."""
+    """Read a table from the cache; make it first if it is missing."""
 
     def save(folder: Path) -> None:
         from sentence_transformers import SentenceTransformer
@@ -138,17 +138,17 @@ def _cached_table(name: str, make: Callable[[], StaticEmbedding]) -> Table:
         if table := Table.read(folder):
             return table
         error: Exception = FormatError("no token table is there")
-    except Exception as raised:  # whatever a damaged file makes its reader raise
+    except Exception as raised:  # a damaged file can make its reader raise anything
         error = raised
-    raise FormatError(f"{folder}: damaged ({one_line(error)}); delete it, it is made again") from error
+    raise FormatError(f"{folder}: damaged ({one_line(error)}); delete it, and it is made again") from error
 
 
 def _distilled(function: str, *model: Any, pooling: str = "mean") -> StaticEmbedding:
-    """Have model2vec make a table of a transformer's vector of each token alone."""
+    """Distill a table with model2vec: a transformer's vector for each token alone."""
     try:
         from model2vec import distill
     except ImportError as error:
-        raise MissingPackageError(f"a token table is distilled with model2vec; {INSTALL}") from error
+        raise MissingPackageError(f"distilling a token table needs model2vec; {INSTALL}") from error
     import torch
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
@@ -171,7 +171,7 @@ def _static_fingerprint() -> str:
 
 
 def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of $HCE_CACHE; `make` fills it if `proof` is missing."""
+    """Return a folder in the cache; `make` fills it if its file `proof` is missing."""
     import platformdirs
 
     folder = Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce")) / name
@@ -180,7 +180,7 @@ def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
             with new_folder(folder) as temporary:
                 make(temporary)
         except (InputError, OSError):
-            if not (folder / proof).is_file():  # else another process was faster, and its copy is as good
+            if not (folder / proof).is_file():  # otherwise another process was faster, and its copy serves
                 raise
     return folder
 
@@ -202,7 +202,7 @@ def verify(path: Path, published: str, what: str, to_install: str) -> None:
 
 
 def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "encoder") -> None:
-    """Fail if a name is nearly a known one, and nothing on this machine."""
+    """Fail if a name is similar to a known one and is no model on this machine."""
     if spec in known or "/" in spec or Path(spec).suffix or Path(spec).exists():
         return
     meant = _meant(spec, known)
@@ -211,14 +211,14 @@ def refuse_mistyped(spec: str, known: Sequence[str] = BUNDLED, what: str = "enco
 
 
 def refuse_mistyped_reranker(spec: str) -> None:
-    """Fail if a name is an encoder's, or nearly a known cross-encoder's."""
+    """Fail if a name is a bundled encoder's, or similar to a known cross-encoder's."""
     if spec in BUNDLED and not Path(spec).exists():
-        raise InputError(f"{spec!r} is an encoder, and no cross-encoder; give one such as {RERANKERS[0]}")
+        raise InputError(f"{spec!r} is an encoder, not a cross-encoder; give one such as {RERANKERS[0]}")
     refuse_mistyped(spec, RERANKERS, "cross-encoder")
 
 
 def _meant(spec: str, known: Sequence[str]) -> str | None:
-    """Return the known name that is most like another, if any is like it."""
+    """Return the known name most similar to `spec`; None if none is similar."""
     by_name = {name.lower(): name for name in known}
     found = get_close_matches(spec.lower(), by_name, n=1, cutoff=LIKENESS)
     return by_name[found[0]] if found else None
@@ -253,7 +253,7 @@ def _is_downloaded(spec: str) -> bool:
 
     try:
         return any(isinstance(try_to_load_from_cache(name, file), str) for name in _ids(spec) for file in PROOFS)
-    except HFValidationError:  # no id at all
+    except HFValidationError:  # not a valid hub id
         return False
 
 
@@ -266,8 +266,8 @@ def _is_on_the_hub(name: str) -> bool:
     try:
         get_hf_file_metadata(hf_hub_url(name, PROOFS[-1]), timeout=SECONDS)
     except RepositoryNotFoundError as error:
-        return isinstance(error, GatedRepoError)  # it is there, and says on loading what it needs
-    except HfHubHTTPError:  # it lacks this file, or the hub is busy: loading will show
+        return isinstance(error, GatedRepoError)  # it exists, and loading reports what access it needs
+    except HfHubHTTPError:  # the model lacks this file, or the hub is busy: loading will show
         return True
     except httpx.HTTPError as error:
         raise OSError(one_line(error)) from error
@@ -275,10 +275,10 @@ def _is_on_the_hub(name: str) -> bool:
 
 
 def chosen_encoder(name: str, corpus: Corpus, work: Work, option: str) -> tuple[str, str | None]:
-    """Return the encoder of a name, and a line on what the other one would cost.
+    """Return the encoder's name, and a line that compares the other bundled encoder.
 
-    "auto" is MiniLM on a GPU or if encoding the corpus takes at most ten minutes, else static. `option` is how the
-    command line chooses the encoder.
+    "auto" means MiniLM on a GPU, or if encoding the corpus takes at most ten minutes; else static. The line names
+    `option`, the command line's option for the encoder.
     """
     if name not in (AUTO, *BUNDLED):
         return name, None
@@ -305,7 +305,7 @@ def minilm_seconds(corpus: Corpus, work: Work) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Say about how long something takes.
+    """Return a rough duration in words.
 
     >>> [duration(seconds) for seconds in (3, 40, 250, 9000)]
     ['a few seconds', 'about 40 s', 'about 4 min', 'about 2.5 h']
@@ -318,10 +318,10 @@ def duration(seconds: float) -> str:
 
 
 def _operations_per_second() -> float:
-    """Measure how fast this machine multiplies matrices, in some 30 ms."""
+    """Measure how fast this machine multiplies matrices, in about 30 ms."""
     one, other = np.ones((ROWS, INNER), np.float32), np.ones((INNER, COLUMNS), np.float32)
     best = float("inf")
-    for _ in range(10):  # the first ones warm up; others may be disturbed
+    for _ in range(10):  # the first runs warm up; other programs may slow some
         begun = time.perf_counter()
         one @ other
         best = min(best, time.perf_counter() - begun)

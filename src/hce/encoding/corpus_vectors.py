@@ -1,7 +1,8 @@
-"""The vectors of a corpus, encoded once: in memory, or in a file that survives a crash; by one process or several.
+"""The vectors of a corpus, encoded once, in memory or in a crash-safe file.
 
-A folder holds `vectors.npy` and `manifest.json`, which lists the blocks of rows that are safe and their checksums.
-Damaged blocks are encoded again. A run continues the work of another only if their identities are equal.
+One process encodes, or several do together. A folder holds `vectors.npy` and `manifest.json`, which lists the finished
+blocks of rows and their checksums. Damaged blocks are encoded again. A run continues another run's work only if their
+identities are equal.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 ROWS_AT_ONCE = 4096
 TEXTS_AT_ONCE = 16_384
-# By a transformer: half a minute on a CPU, which a kill loses. Texts are sorted by length among these, so fewer would
-# be padded more: 512 cost 1.5 to 4 % of the tokens of 4,096, and 256 cost 3 to 8 %.
+# For a transformer: a kill loses these, half a minute's work on a CPU. Texts are sorted by length within a chunk, so
+# smaller chunks need more padding: 512 cost 1.5 to 4 % more tokens than 4,096, and 256 cost 3 to 8 %.
 FEW_AT_ONCE = 512
 
 
@@ -48,12 +49,14 @@ def encode_corpus(
 ) -> np.ndarray:
     """Encode all documents to unit rows of shape (N, n), float32.
 
-    Processes that work together encode a part each. `on_tokens` gets the tokens of what is encoded now.
+    If several processes call this, each encodes a part. `on_tokens` gets the tokens of texts that this call encodes.
 
-    With a folder, which all processes see, the vectors are memory-mapped from there; changes stay in memory. After a
-    kill, the next call continues, by any number of processes, and writes the same bytes. A process writes `chunk_size`
-    rows at a time: 4,096 by default, and 512 by a transformer. Fail with InputError if the folder cannot be written,
-    holds other files, or vectors of another encoder or corpus that `replace` does not delete.
+    With a folder, which all processes share, the vectors are memory-mapped from there; changes stay in memory. After a
+    kill, the next call continues with any number of processes, and writes the same bytes. A process writes `chunk_size`
+    rows at a time: by default 4,096 from a table, 512 from a transformer.
+
+    Fail with InputError if the folder cannot be written or holds other files. Vectors of another encoder, corpus or
+    chunk size are deleted with `replace`; without it, they are an error too.
     """
     encode = encoder.encode if on_tokens is None else partial(encoder.encode, on_tokens=on_tokens)
     show = progress if is_first_process() else False
@@ -75,7 +78,7 @@ def encode_corpus(
 def _encode_to_file(
     encode: Callable[[list[str]], np.ndarray], corpus: Corpus, file: VectorFile, chunk_size: int, show: bool | None
 ) -> None:
-    """Encode in rounds: a chunk per process, then the first one notes it as safe."""
+    """Encode in rounds: each process writes a chunk, then the first one records all."""
     with progress_bar("encoding", len(corpus), "documents", show=show) as advance:
         advance(file.done)
         for start in range(file.done, len(corpus), chunk_size * process_count()):
@@ -102,7 +105,7 @@ def encode_among_processes(
     `encode` turns positions and their texts into rows of shape (texts, dim); processes exchange rows on the device.
     """
     padded = -(-len(corpus) // process_count()) * process_count()
-    rows = np.minimum(np.arange(padded)[own_rows(padded)], len(corpus) - 1)  # the last document fills up the last part
+    rows = np.minimum(np.arange(padded)[own_rows(padded)], len(corpus) - 1)  # repeat the last one, for equal parts
     vectors = np.empty((len(rows), dim), dtype=np.float32)
     with progress_bar("encoding", len(rows), "documents", show=progress) as advance:
         for start in range(0, len(rows), at_once):
@@ -115,7 +118,7 @@ def encode_among_processes(
 
 
 class Block(NamedTuple):
-    """Rows that were written together: the row after the last one, and their checksum."""
+    """Rows that were written together: the row after the last, and their checksum."""
 
     stop: int
     checksum: int
@@ -137,7 +140,7 @@ class VectorFile:
 
     @property
     def done(self) -> int:
-        """How many rows are safe on disk, from the first on."""
+        """How many rows, from the first on, are safe on disk."""
         return self._blocks[-1].stop if self._blocks else 0
 
     def start(self, *, replace: bool = False) -> None:
@@ -165,7 +168,7 @@ class VectorFile:
             if len(self._blocks) != len(known) and is_first_process():
                 message = "%s: vectors after row %s were damaged, and are encoded again"
                 logger.warning(message, self.folder, f"{self.done:,}")
-        wait_for_all()  # each has looked before the first one writes
+        wait_for_all()  # every process reads the folder before the first one writes
         if is_first_process():
             if other:
                 delete_whole(self.folder)
@@ -174,7 +177,7 @@ class VectorFile:
         wait_for_all()
 
     def _sound(self, known: list[Any]) -> Iterator[Block]:
-        """Yield the blocks of a manifest until one is not as it was written."""
+        """Yield the blocks of a manifest up to the first damaged one."""
         if not known or not self.path.is_file():
             return
         with self.path.open("rb") as file:
@@ -210,11 +213,11 @@ class VectorFile:
             os.fsync(file.fileno())
 
     def acknowledge(self, done: int) -> None:
-        """Note that all rows before `done` are written."""
+        """Record that all rows before `done` are written."""
         if not is_first_process():
             self._blocks.append(Block(done, 0))
             return
-        with self.path.open("rb") as file:  # other processes have written to it too
+        with self.path.open("rb") as file:  # read back, since other processes wrote rows too
             self._blocks.append(Block(done, self._checksum(file, self.done, done)))
         self._save_manifest()
 

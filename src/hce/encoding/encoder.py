@@ -1,9 +1,10 @@
-"""Encoder: text in, unit vectors out, by a table, by any sentence-transformers model, or by several side by side.
+"""Encoder: text in, unit vectors out.
 
-Tree, losses and index need vectors of length 1, so a model that does not end in a Normalize module gets one.
+An encoder is a table, any sentence-transformers model, or several of them side by side. Tree, losses and index need
+vectors of length 1, so a model that does not end in a Normalize module gets one.
 
-NumPy sums tables (`hce.encoding.tables`). Torch is imported only when another model encodes, or a trainer asks for
-`Encoder.model`.
+NumPy sums tables (`hce.encoding.tables`). A table is turned into a torch module only when `Encoder.model` is needed, to
+train or to save it.
 """
 
 from __future__ import annotations
@@ -56,26 +57,28 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import Tensor
 
-SORTED_AT_ONCE = 8192  # texts that are sorted by length together; more would save no more padding
+SORTED_AT_ONCE = 8192  # texts sorted by length together; more would not save more padding
 # Tokens in a forward pass. A CPU is fastest when a batch's activations stay in its cache, a GPU when it is full.
 CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
 MOST_COUNTED = 1 << 18  # documents whose tokens are counted
 CHARACTERS_PER_TOKEN = 4  # a guess, for models whose tokenizer cannot be asked
-UNLIMITED_WINDOW = 512  # for encoders that read any length: in a longer text, single sentences hardly count
+UNLIMITED_WINDOW = 512  # tokens, for encoders without a limit: in a longer text, single sentences hardly count
 NO_LIMIT = 10**9  # a tokenizer's limit above this means no limit
 
 OnTokens = Callable[[str, np.ndarray, "Tensor"], None]
-"""Takes a text, the ids of its tokens, of shape (T,), and their states, of shape (T, n), on the encoder's device."""
+"""Takes a text, its token ids of shape (T,), and their states of shape (T, n) on the encoder's device."""
 
 
 class Encoder:
-    """A dense text encoder: a table, another model, or parts whose vectors stand side by side.
+    """A dense text encoder: a table, another model, or several parts side by side.
+
+    `centres`, of shape (2, n₁), holds two means that are subtracted from the first part's vectors: of queries, of
+    documents.
 
     Attributes:
-        name: what the encoder was loaded by, for messages.
-        shares: how much each of the `parts` counts in an inner product; they add up to 1.
-        centres: means that are subtracted from the first part's vectors, of shape (2, n₁): of queries, of documents.
-        query_map: what moves the first part's queries before that, of shape (n₁, n₁ + 1); see `mapped_rows`.
+        name: the name that the encoder was loaded by, for messages.
+        shares: the weight of each of the `parts` in an inner product; they add up to 1.
+        query_map: a map of shape (n₁, n₁ + 1) that moves the first part's queries before that; see `mapped_rows`.
     """
 
     def __init__(
@@ -120,19 +123,19 @@ class Encoder:
             spec: which encoder.
             device: where to compute; by default the first GPU, else the CPU. Tables are summed by the CPU.
             dtype: what to compute in; by default bfloat16 on a GPU that has it, else float32.
-            prompts: texts put before each "query" or "document", in place of the model's own.
-            local: stay off the hub; a hub id is then found only if it was downloaded before.
+            prompts: texts put before each "query" or "document", instead of the model's own.
+            local: stay off the hub; a hub id then works only if it was downloaded before.
 
         Raises:
             InputError: there is no such model.
-            FormatError: it is a directory with checksums, and a file in it is not as it was written.
-            MissingPackageError: a bundled encoder is asked for and not installed.
+            FormatError: the directory holds a damaged file.
+            MissingPackageError: the bundled encoder is not installed.
         """
         name = str(spec)
         how: dict[str, Any] = {"device": device, "dtype": dtype}
         if Path(name).is_dir() and name not in BUNDLED:
             require_model_folder(Path(name))
-            remedy = f"train or copy the model again, or delete {CHECKSUMS} if the change was meant"
+            remedy = f"train or copy the model again, or delete {CHECKSUMS} if the change was intended"
             require_undamaged(Path(name), remedy)
             with loading(name, "encoder", ""):
                 encoder = _read(Path(name), name, **how)
@@ -158,17 +161,20 @@ class Encoder:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """The device that the model computes on."""
         return device_and_dtype(**self._how)[0]
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """What the model computes in; weights stay float32."""
+        """The type that the model computes in; weights stay float32."""
         return device_and_dtype(**self._how)[1]
 
     @property
     def model(self) -> SentenceTransformer:
-        """The sentence-transformers model, made of tables at the first call; training it changes what is encoded."""
+        """The sentence-transformers model; tables are turned into one at the first call.
+
+        Training it changes this encoder's vectors.
+        """
         if self._model is None:
             from hce.encoding.side_by_side import SideBySide, model_of, model_of_table
 
@@ -182,7 +188,7 @@ class Encoder:
 
     @property
     def table(self) -> Table | None:
-        """The table that the encoder consists of, with its present weights; None for other encoders."""
+        """The encoder's table with its current weights; None if it is not one table."""
         if self._model is None or self._parts:
             return self._table
         from hce.encoding.side_by_side import table_of
@@ -191,7 +197,7 @@ class Encoder:
 
     @property
     def is_table(self) -> bool:
-        """Whether each part looks tokens or words up in a table; other modules may follow."""
+        """Whether each part looks up tokens or words in a table; other modules may follow."""
         if self._parts or self._table is not None:
             return all(part.is_table for part in self._parts)
         from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -200,7 +206,7 @@ class Encoder:
 
     @property
     def parts(self) -> list[Encoder]:
-        """The encoders whose vectors stand side by side: this one alone if it has no companion."""
+        """The encoders side by side; only this one if it has no companions."""
         return list(self._parts) or [self]
 
     @property
@@ -217,7 +223,7 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """A sha256 over weights, modules and their settings, prompts, length limit and tokenizer."""
+        """A sha256 over weights, modules, prompts, length limit and tokenizer."""
         if self._parts:
             arrays = (
                 b"" if each is None else np.ascontiguousarray(each).data for each in (self.centres, self.query_map)
@@ -262,10 +268,10 @@ class Encoder:
     def save(self, path: str | Path) -> None:
         """Write a directory, atomically, for `SentenceTransformer(path)`.
 
-        It gives the same vectors there. An encoder with companions needs `trust_remote_code=True` and hce.
+        The loaded model gives the same vectors. An encoder with companions needs `trust_remote_code=True` and hce.
 
         Raises:
-            InputError: `path` is there already and not an empty folder.
+            InputError: `path` exists and is not an empty folder.
         """
         with new_folder(path) as folder, quiet_transformers():
             self.model.save(str(folder), create_model_card=False)
@@ -274,12 +280,11 @@ class Encoder:
     def beside(
         self, companions: Sequence[Encoder], shares: Sequence[float], centres: np.ndarray | None = None
     ) -> Encoder:
-        """Join this encoder and companions to one encoder.
+        """Join this encoder and companions into one encoder.
 
-        Args:
-            companions: encoders whose vectors follow this one's.
-            shares: how much this encoder and each companion count in an inner product; they add up to 1.
-            centres: means of queries and of documents by this encoder, of shape (2, n), to subtract.
+        The vectors of `companions` follow this encoder's. `shares` are the weights of this encoder and of each
+        companion in an inner product, and add up to 1. `centres`, of shape (2, n), are the mean query and the mean
+        document of this encoder, which are subtracted.
         """
         means = None if centres is None else centres.astype(np.float32)
         first = self if self.query_map is None else self.parts[0]
@@ -287,7 +292,7 @@ class Encoder:
         return Encoder([first, *companions], self.name, **options)
 
     def with_query_map(self, query_map: np.ndarray) -> Encoder:
-        """Return an encoder that moves its queries by a map of shape (n, n + 1)."""
+        """Return an encoder that moves its query vectors by a map of shape (n, n + 1)."""
         return Encoder([self], self.name, query_map=query_map.astype(np.float32), **self._how)
 
     def token_table(self) -> Encoder:
@@ -320,12 +325,12 @@ class Encoder:
 
     @property
     def _is_transformers(self) -> bool:
-        """Whether the tokenizer is of transformers, not of the package tokenizers."""
+        """Whether the tokenizer is from transformers, not from the package tokenizers."""
         return hasattr(self.tokenizer, "num_special_tokens_to_add") and hasattr(self.tokenizer, "model_max_length")
 
     @property
     def has_states(self) -> bool:
-        """Whether the encoder, or its first part, is a transformer, which has a state for each token of a text."""
+        """Whether the first part is a transformer, which has a state for each token."""
         from sentence_transformers.sentence_transformer.modules import Transformer
 
         first = self._first
@@ -344,14 +349,14 @@ class Encoder:
         return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
 
     def token_offsets(self, text: str) -> Offsets:
-        """Return where each token of a text begins and ends, beyond the window too."""
+        """Return the start and end of each token of a text, beyond the window too."""
         tokenizer = untruncated(self.tokenizer)
         if tokenizer is None:
-            raise InputError(f"{self.name}: its tokenizer cannot tell where a token begins; count spans in words")
+            raise InputError(f"{self.name}: its tokenizer gives no positions of tokens; count spans in words")
         return [(first, last) for first, last in token_offsets(tokenizer, text).tolist()]
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts' tokens, with special ones, cut to the window."""
+        """Return the token ids of each text, with special tokens, cut to the window."""
         tokenizer = self.tokenizer
         limit = self._first.model.max_seq_length or tokenizer.model_max_length
         options = {"truncation": True, "max_length": limit if limit < NO_LIMIT else None}
@@ -381,7 +386,7 @@ class Encoder:
 
     def _beginnings(self, texts: Sequence[str]) -> list[str]:
         """Return the first million characters of each text for a transformer."""
-        # The tokenizer would take apart all of a text before it cuts it, and end the process where memory is short.
+        # The tokenizer would process all of a text before it cuts it, and a huge one could exhaust the memory.
         if self._parts or not self.has_states or self.tokenizer.truncation_side != "right":
             return list(texts)
         limit = self.model.max_seq_length or self.tokenizer.model_max_length
@@ -399,7 +404,7 @@ class Encoder:
         """Encode texts to unit vectors, float32, of shape (texts, n).
 
         A text without any known token gets the fixed vector (1, …, 1)/√n; with `zeros`, it stays 0. If the encoder
-        `has_states`, `on_tokens` is called with each text's tokens, without special ones and those of a prompt.
+        `has_states`, `on_tokens` is called with each text's tokens, except special tokens and the prompt's.
 
         >>> encoder = Encoder.load("static")
         >>> vectors = encoder.encode(["red shoes", "blue hats", "red shoes"])
@@ -444,7 +449,7 @@ class Encoder:
             self.model.eval()
             with torch.inference_mode(), self._reporting_tokens(texts, prompt, on_tokens):
                 return np.asarray(self.embed(self.tokenize(texts, side, prompt), side).cpu().numpy())
-        except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, a setting of no sense
+        except (LookupError, TypeError, AttributeError) as error:  # a token without a vector, or an invalid setting
             raise damaged_model(self.name, error, "encoder") from error
 
     def embed(self, features: dict[str, Any], side: Side) -> Tensor:
@@ -457,7 +462,7 @@ class Encoder:
 
     @contextmanager
     def computing_in(self, dtype: torch.dtype) -> Iterator[None]:
-        """Compute in another type in this block."""
+        """Compute in another dtype in this block."""
         usual, self.dtype = self.dtype, dtype
         try:
             yield
@@ -489,7 +494,7 @@ class Encoder:
             handle.remove()
 
     def batches(self, texts: Sequence[str], side: Side) -> Iterator[np.ndarray]:
-        """Yield rows of about as many tokens; for a transformer, of similar length."""
+        """Yield row numbers of batches of limited size; a transformer's are sorted."""
         prompt, is_table = self.prompt(side) or "", self.is_table
         for start in range(0, len(texts), SORTED_AT_ONCE):
             some = texts[start : start + SORTED_AT_ONCE]
@@ -524,7 +529,7 @@ def _check_texts(texts: Sequence[str], side: str) -> None:
 def device_and_dtype(
     device: str | torch.device | None, dtype: torch.dtype | None = None
 ) -> tuple[torch.device, torch.dtype]:
-    """Return device and dtype: as given, or the first GPU's, or the CPU's."""
+    """Return device and dtype as given; by default the first GPU's, else the CPU's."""
     import torch
 
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -539,14 +544,14 @@ def fast_dtype(device: torch.device) -> torch.dtype:
 
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    # PyTorch asks the processor under private names only; without them it is float32, which is always right.
+    # Only private functions of PyTorch check the processor; if they are gone, float32 is always right.
     tests = (getattr(torch.cpu, f"_is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
     has_instructions = device.type == "cpu" and any(test() for test in tests if test)
     return torch.bfloat16 if has_instructions else torch.float32
 
 
 def _read(folder: Path, name: str, **how: Any) -> Encoder:
-    """Read an encoder from a folder, tables without torch."""
+    """Read an encoder from a folder; tables need no torch."""
     first, path = first_module(folder)
     if first == SIDE_BY_SIDE:
         folders, options = read_side_by_side(folder / path)
@@ -565,7 +570,7 @@ def _read(folder: Path, name: str, **how: Any) -> Encoder:
 
 
 def _of_hub(name: str, *, local: bool, **how: Any) -> Encoder:
-    """Load an encoder of the hub; fail with InputError if there is none."""
+    """Load an encoder from the hub; fail with InputError if there is none."""
     advice = f"give {' or '.join(map(repr, BUNDLED))}, a model directory, or a hub id"
     with loading(name, "encoder", advice), quiet_transformers():
         refuse_mistyped(name)
@@ -581,7 +586,7 @@ def _of_hub(name: str, *, local: bool, **how: Any) -> Encoder:
 
 
 def _of_model(model: SentenceTransformer, name: str, **how: Any) -> Encoder:
-    """Make an encoder of a model, which gets a Normalize module if it has none."""
+    """Make an encoder of a model, and add a Normalize module if it ends in none."""
     from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 
     if len(model) and isinstance(model[0], StaticEmbedding):

@@ -1,12 +1,12 @@
-"""What puts the first hits of a search into a better order: a cross-encoder, or the states of the encoder itself.
+"""Reranking of the first hits, by a cross-encoder or by the encoder's token states.
 
-A cross-encoder reads a query and a text together. It knows more than an encoder and is far slower, since nothing can be
-computed beforehand.
+A cross-encoder reads a query and a text together. It ranks better than an encoder and is far slower, since nothing can
+be computed in advance.
 
-Late interaction compares tokens. A transformer has a state for every token before it pools them into one vector. A
-query is compared to a text by Σ wᵢ · max_j ⟨qᵢ, dⱼ⟩ (ColBERT's MaxSim); the rarer a token, the larger is wᵢ. The
-encoder is not trained for it. A state is kept as `DIM` bytes: the directions in which states vary most, as a unit
-vector. It improved the order of the first hits on five of five collections (docs/LOG.md, "Late interaction").
+Late interaction compares tokens. A transformer has a state for each token before it pools them into one vector. A query
+is compared to a text by Σ wᵢ · max_j ⟨qᵢ, dⱼ⟩ (ColBERT's MaxSim); the rarer a token, the larger is wᵢ. The encoder
+needs no training for it. A state is projected onto the `DIM` directions in which states vary most, and kept as a unit
+vector of `DIM` bytes. Late interaction improved the first hits on five of five collections (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ PAIRS_AT_ONCE = 32
 FOR_PAIRS = ("SequenceClassification", "CausalLM", "ConditionalGeneration")  # architectures that can give a score
 
 DIM = 48  # 32 to 128 were level within noise, 16 was worse
-SAMPLE = 64  # documents whose states give the directions; 256 gave nothing more
+SAMPLE = 64  # documents whose states give the directions; 256 were no better
 COUNTED = 1 << 15  # documents whose tokens are counted
 COUNTED_AT_ONCE = 8192
-STEPS = 127  # an entry of a unit vector is kept as a whole number of 127ths
+STEPS = 127  # entries of a unit vector are rounded to multiples of 1/127
 
 
 class Reranker:
-    """A cross-encoder that gives each pair of a query and a text one score."""
+    """A cross-encoder, which gives each pair of a query and a text one score."""
 
     def __init__(self, model: CrossEncoder, name: str) -> None:
         if model.num_labels != 1:
             raise InputError(
-                f"{name} gives {model.num_labels} scores for a pair of texts, and not one; name a cross-encoder that "
+                f"{name} gives {model.num_labels} scores for a pair of texts, not one; name a cross-encoder that "
                 "was trained to rank"
             )
         self.model = model.eval()
@@ -68,8 +68,8 @@ class Reranker:
         """Load a cross-encoder's directory or hub id; options as in `Encoder.load`.
 
         Raises:
-            InputError: there is no such model, or the model is no cross-encoder with one score.
-            FormatError: it is a directory, and damaged.
+            InputError: there is no such model, or it is not a cross-encoder with one score.
+            FormatError: the directory is damaged.
         """
         name = str(spec)
         refuse_mistyped_reranker(name)
@@ -85,7 +85,7 @@ class Reranker:
             model = CrossEncoder(name, device=str(device), local_files_only=local, model_kwargs={"dtype": dtype})
         known = getattr(getattr(model.model, "config", None), "architectures", None) or []
         if known and not any(kind in each for each in known for kind in FOR_PAIRS):  # its last layer would be random
-            what = f"a {known[0]}, and no cross-encoder"
+            what = f"a {known[0]}, not a cross-encoder"
             raise InputError(f"{name} is {what}: it was not trained to score pairs of texts")
         return cls(model, name)
 
@@ -102,36 +102,37 @@ class Reranker:
 
 
 def _refuse_other_folders(folder: Path) -> None:
-    """Fail with InputError if a folder holds no cross-encoder."""
+    """Fail with InputError if a folder holds an encoder, or no model."""
     require_model_folder(folder)
     try:
         modules = json.loads(read_bytes(folder / MODULES))
         is_encoder = any("Pooling" in str(each["type"]) or "StaticEmbedding" in str(each["type"]) for each in modules)
     except (OSError, ValueError, TypeError, KeyError):
-        return  # the library says what is wrong
+        return  # CrossEncoder reports what is wrong
     if is_encoder:
-        raise InputError(f"{folder} is an encoder, and no cross-encoder: it cannot read a query and a text together")
+        raise InputError(f"{folder} is an encoder, not a cross-encoder: it cannot read a query and a text together")
 
 
 class QueryTokens(NamedTuple):
-    """A query's tokens, and how much each counts; the weights add up to 1."""
+    """A query's tokens and their weights, which add up to 1."""
 
     vectors: np.ndarray  # (tokens, DIM), unit rows, float32
     weights: np.ndarray  # (tokens,)
 
     def max_similarities(self, codes: Sequence[np.ndarray]) -> np.ndarray:
-        """Compare the tokens to each text's `TokenSpace.codes`: from −1 to 1."""
+        """Return MaxSim for each text's `TokenSpace.codes`, from −1 to 1."""
         close = np.zeros(len(codes), np.float32)
-        for row, text in enumerate(codes):  # one by one: together they may be very many tokens
+        for row, text in enumerate(codes):  # one text at a time, to bound the memory
             if len(text) and len(self.vectors):
                 close[row] = (self.vectors @ text.T.astype(np.float32)).max(axis=1) @ self.weights / STEPS
         return close
 
 
 class TokenSpace:
-    """Turns an encoder's states into bytes by their directions, `basis`, and weights the tokens of queries.
+    """Compresses an encoder's states to bytes, and weights the tokens of queries.
 
-    The weights, of shape (V,), are log((N + 1) / (documents with a token + ½)).
+    States are projected onto the directions `basis`. The `weights`, of shape (V,), are
+    log((N + 1) / (documents with a token + ½)), but at least 0.
     """
 
     def __init__(self, basis: np.ndarray, weights: np.ndarray) -> None:
@@ -140,9 +141,9 @@ class TokenSpace:
 
     @classmethod
     def fit(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenSpace | None:
-        """Fit directions of states and counts of tokens; None without states.
+        """Fit directions of states, and weights of tokens; None without states.
 
-        If documents are few, words of the vocabulary stand in for more.
+        If documents are few, texts of vocabulary words are added.
         """
         if not encoder.has_states:
             return None
@@ -200,12 +201,12 @@ class TokenSpace:
 
 
 def _vocabulary_texts(encoder: Encoder, vocabulary_size: int, count: int, words: int = 16) -> list[str]:
-    """Return `count` texts of words from all over the vocabulary."""
+    """Return `count` texts of words spread over the vocabulary."""
     ids = np.linspace(0, vocabulary_size, max(0, count) * words, endpoint=False).astype(int).tolist()
     return [encoder.tokenizer.decode(ids[start::count], skip_special_tokens=True) for start in range(count)]
 
 
 def _spread_out(corpus: Corpus, most: int) -> list[str]:
-    """Return the texts of at most `most` documents, from all over a corpus."""
+    """Return the texts of at most `most` documents, spread over a corpus."""
     every = max(1, -(-len(corpus) // most))
     return list(corpus.only(np.arange(0, len(corpus), every)).texts())

@@ -1,11 +1,10 @@
-"""Encoders as models of sentence-transformers; several encoders in one model, their unit vectors side by side.
+"""Encoders as sentence-transformers models, also several encoders in one model.
 
-The vector of a text is [√s₁·F₁(x); √s₂·F₂(x); …], Σ sᵢ = 1, so the inner product of two of them is
-Σ sᵢ·⟨Fᵢ(x), Fᵢ(y)⟩: each part has its share of the score. A frozen encoder gets trained companions in this way: a
-token table, and the words of the corpus.
+Several encoders give a text the vector [√s₁·F₁(x); √s₂·F₂(x); …] with Σ sᵢ = 1. The inner product of two such vectors
+is Σ sᵢ·⟨Fᵢ(x), Fᵢ(y)⟩, so each part has its share of the score. A frozen encoder gets trained companions in this way: a
+token table, and a table of the corpus's words.
 
-The first part may be centered: the mean of all queries, or of all documents, says nothing about which document answers
-which query.
+The first part may be centered, since its mean query and mean document do not help to match queries to documents.
 """
 
 from __future__ import annotations
@@ -55,7 +54,10 @@ PART_OPTIONS = ("model_kwargs", "processor_kwargs", "config_kwargs", "backend")
 
 
 class SideBySide(InputModule):
-    """Encoders whose unit vectors are concatenated, each scaled by the root of its share; see `Encoder`."""
+    """Encoders whose unit vectors are concatenated; see `Encoder`.
+
+    Each part's vector is scaled by the root of its share.
+    """
 
     save_in_root = False
     forward_kwargs: ClassVar[set[str]] = {"task"}
@@ -96,7 +98,7 @@ class SideBySide(InputModule):
         return features
 
     def forward(self, features: dict[str, Any], task: str | None = None) -> dict[str, Any]:
-        """Encode by each part, and join the vectors."""
+        """Encode with each part, and join the vectors."""
         unit, rows = partial(F.normalize, dim=1), []
         for number, part in enumerate(self.parts):
             start = f"{number}."
@@ -109,7 +111,7 @@ class SideBySide(InputModule):
         return {**features, "sentence_embedding": joined_rows(rows, self.shares, center, unit, torch.cat)}
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Write each part into a folder of its own, below an existing one."""
+        """Write each part into its own subfolder of an existing folder."""
         self.save_config(output_path)
         arrays = {"centres": self.centres, "query_map": self.query_map}
         known = {name: array.cpu().numpy() for name, array in arrays.items() if array is not None}
@@ -131,7 +133,7 @@ class SideBySide(InputModule):
 
 
 def _load_part(folder: Path, **how: Any) -> SentenceTransformer:
-    """Load a part, and run no code of its folder."""
+    """Load a part without running code from its folder."""
     first, path = first_module(folder)
     if first == SIDE_BY_SIDE:
         return model_of(SideBySide.load(str(folder), path, local_files_only=True, **how), Prompts.read(folder))
@@ -141,7 +143,7 @@ def _load_part(folder: Path, **how: Any) -> SentenceTransformer:
 
 
 def model_of(module: SideBySide | WordTable | StaticEmbedding, prompts: Prompts) -> SentenceTransformer:
-    """Make a model of a module and a Normalize."""
+    """Make a model of a module followed by Normalize."""
     model = SentenceTransformer(modules=[module, Normalize()], prompts=dict(prompts.by_name), device="cpu")
     model.default_prompt_name = prompts.default
     return model
@@ -168,7 +170,7 @@ def table_of(model: SentenceTransformer) -> Table | None:
 
 
 def hub_folder(spec: str, *, local: bool) -> Path | None:
-    """Return the folder of a hub's model that has a module of this package."""
+    """Fetch a hub model with a module of this package; None for other models."""
     modules = load_file_path(spec, MODULES, local_files_only=local)
     if modules is None or first_module(Path(modules).parent)[0] not in (SIDE_BY_SIDE, WORD_TABLE):
         return None

@@ -1,7 +1,7 @@
-"""Tables: a vector for each token or word, and texts encoded as sums of them, by NumPy.
+"""Tables: a vector for each token or word, which NumPy sums to encode texts.
 
-`Encoder` encodes with tables by this module alone: importing torch takes longer than a search. Only a trainer turns a
-table into a torch module (`hce.encoding.side_by_side`), which joins parts by the same arithmetic.
+`Encoder` needs only this module to encode with tables: importing torch takes longer than a search. For training and
+saving, a table is turned into a torch module (`hce.encoding.side_by_side`), which does the same arithmetic.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Side = Literal["query", "document"]
 # The names that model authors give to the two sides of retrieval, as sentence-transformers looks them up.
 PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
 SIDES = ("query", "document")  # the order of the centers
-MOST_REMEMBERED = 1 << 19  # words, some 150 MB; later ones are tokenized each time
+MOST_REMEMBERED = 1 << 19  # words, about 150 MB; later ones are tokenized each time
 LONGEST_REMEMBERED = 100  # characters of a word
-ROWS_AT_ONCE = 1 << 16  # of a text, fetched from a table
+ROWS_AT_ONCE = 1 << 16  # rows of one text, fetched from a table
 
 MODULES, SETTINGS, TABLE_FILE = "modules.json", "config_sentence_transformers.json", "model.safetensors"
 WORDS_FILE, SHARES_FILE, CENTRES_FILE = "words.json", "side_by_side.json", "centres.safetensors"
@@ -44,10 +44,10 @@ NORMALIZE = {"module_input_name": "sentence_embedding", "module_output_name": "s
 
 
 class TokenMemo(dict[str, tuple[int, ...]]):
-    """The token ids of each word met so far: half of a training's time was WordPiece on the same words.
+    """A cache of each word's token ids, which saves half of a training's time.
 
-    BERT's normalizer and pre-tokenizer never look across a space, so the tokens of a text are those of its words. In
-    byte-level and sentencepiece tokenizers a word's tokens depend on the space before it: they get no memo.
+    BERT's normalizer and pre-tokenizer never look across a space, so a text's tokens are those of its words. In
+    byte-level and sentencepiece tokenizers, a word's tokens depend on the space before it, so they get no cache.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -57,7 +57,7 @@ class TokenMemo(dict[str, tuple[int, ...]]):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> TokenMemo | None:
-        """Make a memo; None if the tokenizer cannot take words one by one."""
+        """Make a cache; None if the tokenizer cannot take words one by one."""
         parts = json.loads(tokenizer.to_str())
         types = [(parts[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
         side = (parts["truncation"] or {}).get("direction", "Right")
@@ -82,8 +82,8 @@ class TokenMemo(dict[str, tuple[int, ...]]):
 
 @lru_cache(maxsize=2)
 def untruncated(tokenizer: Any) -> Tokenizer | None:
-    """Copy a tokenizer to read all of a text; None if it has no offsets."""
-    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of the fast ones of transformers
+    """Return a copy that reads all of a text; None if it would give no offsets."""
+    tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)  # inside a fast tokenizer of transformers
     if not isinstance(tokenizer, Tokenizer):
         return None
     copy = Tokenizer.from_str(tokenizer.to_str())
@@ -104,7 +104,7 @@ def token_ids(tokenizer: Tokenizer, texts: Sequence[str], memo: TokenMemo | None
 
 
 def token_offsets(tokenizer: Tokenizer, text: str) -> np.ndarray:
-    """Return where each token of a text begins and ends, of shape (tokens, 2)."""
+    """Return the start and end of each token of a text, of shape (tokens, 2)."""
     found = (np.array(piece.offsets, np.int64).reshape(-1, 2) + start for start, piece in _by_piece(tokenizer, text))
     return np.concatenate([np.empty((0, 2), np.int64), *found])
 
@@ -118,7 +118,7 @@ def _by_piece(tokenizer: Tokenizer, text: str) -> Iterator[tuple[int, Any]]:
 
 
 class Bags(NamedTuple):
-    """The rows of a table that each text sums, one text after another."""
+    """The rows of a table to sum for each text, one text after another."""
 
     rows: np.ndarray  # (rows of all texts,), int64
     lengths: np.ndarray  # how many rows each text has, (texts,), int64
@@ -132,7 +132,7 @@ class Bags(NamedTuple):
     def sums(self, table: np.ndarray) -> np.ndarray:
         """Add up the rows of each text, of shape (texts, n).
 
-        Texts are summed one by one: the rows of many would not stay in the processor's cache.
+        Texts are summed one by one, since the rows of many texts would not fit the processor's cache.
         """
         if self.rows.max(initial=-1) >= len(table):
             raise LookupError(f"no row {self.rows.max()} among {len(table)}")
@@ -146,7 +146,7 @@ class Bags(NamedTuple):
                 table.take(self.rows[first:last], axis=0, out=taken, mode="clip")
                 if self.weights is not None:
                     taken *= self.weights[first:last, None]
-                if first > start:  # go on with the sum of the rows before, so that the order of adding stays
+                if first > start:  # continue the sum of earlier rows, to keep the order of adding
                     room[0] = found[text]
                     taken = room[: 1 + last - first]
                 np.add.reduce(taken, axis=0, out=found[text])
@@ -161,7 +161,7 @@ def token_bags(ids: Sequence[Sequence[int]]) -> Bags:
 
 
 class WordRows:
-    """The words that a table has rows for, in the order of the rows, and the language of the stemmer."""
+    """The words of a table in the order of its rows, and the stemmer's language."""
 
     def __init__(self, row_terms: Sequence[str], language: str) -> None:
         self.terms = list(row_terms)
@@ -189,10 +189,10 @@ def as_unit_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def mapped_rows(rows: Any, query_map: Any, unit: Callable[[Any], Any] = as_unit_rows) -> Any:
-    """Move unit rows of queries by a linear map to other unit rows.
+    """Move unit rows of queries by an affine map, and scale them to length 1 again.
 
-    The rows are an array or a tensor of shape (queries, n). The map, of shape (n, n + 1), is what is added to each:
-    weights and, in the last column, a constant.
+    The rows are an array or a tensor of shape (queries, n). The map, of shape (n, n + 1), gives the vector to add to
+    each row: its first n columns are the weights, its last one is a constant.
     """
     return unit(rows + rows @ query_map[:, :-1].T + query_map[:, -1])
 
@@ -206,7 +206,8 @@ def joined_rows(
 ) -> Any:
     """Join parts' rows of shape (texts, nᵢ) to unit rows of shape (texts, Σ nᵢ).
 
-    Rows are arrays or tensors, and 0 if a part knows nothing of a text. `centre` is subtracted from the first part's.
+    Rows are arrays or tensors; a row is 0 if a part knows no token of the text. `centre` is subtracted from the first
+    part's rows.
     """
     first = parts[0] if centre is None else unit(parts[0] - centre)
     scaled = [float(share) ** 0.5 * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
@@ -216,17 +217,17 @@ def joined_rows(
 def check_parts(
     shares: Sequence[float], dims: Sequence[int], centres: np.ndarray | None, query_map: np.ndarray | None
 ) -> None:
-    """Fail with ValueError if these do not fit parts of these dimensions."""
+    """Fail with ValueError if shares, means or map do not fit parts of these `dims`."""
     if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, 1 in all")
+        raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, adding up to 1")
     if centres is not None and centres.shape != (len(SIDES), dims[0]):
-        raise ValueError(f"centres of shape {centres.shape} are not two vectors of the first part's")
+        raise ValueError(f"centres of shape {centres.shape}: give two vectors of the first part's {dims[0]} dimensions")
     if query_map is not None and query_map.shape != (dims[0], dims[0] + 1):
-        raise ValueError(f"a map of shape {query_map.shape} is not one of the first part's queries")
+        raise ValueError(f"a query map of shape {query_map.shape}: give one of shape {(dims[0], dims[0] + 1)}")
 
 
 class Prompts(NamedTuple):
-    """Prompts by name, and the name of the default one, for sides without a prompt of their own."""
+    """Prompts by name, and the default one's name, for sides without a prompt."""
 
     by_name: Mapping[str, str | None] = {}
     default: str | None = None
@@ -250,11 +251,11 @@ class Prompts(NamedTuple):
 
 
 class Table(NamedTuple):
-    """One table of vectors, and what finds the rows of a text: a tokenizer, or the words of a corpus."""
+    """A table of vectors, with the tokenizer or words that give a text's rows."""
 
     vectors: np.ndarray  # (rows, n), float32
     splitter: Tokenizer | WordRows
-    prompts: Prompts = Prompts()  # for texts that are tokenized; words have no use for them
+    prompts: Prompts = Prompts()  # for a tokenizer; tables of words ignore them
 
     @classmethod
     def read(cls, folder: Path) -> Table | None:
@@ -284,7 +285,7 @@ class Table(NamedTuple):
             facts = read_json(folder / WORDS_FILE)
             words, vectors = facts["words"], load_file(plain_path(folder / TABLE_FILE))["table"]
             if vectors.ndim != 2 or not vectors.shape[1] or not np.issubdtype(vectors.dtype, np.floating):
-                raise FormatError(f"a table of shape {vectors.shape} and {vectors.dtype} is not one vector a word")
+                raise FormatError(f"a table of shape {vectors.shape} and {vectors.dtype} is not one vector per word")
             if len(words) != len(vectors) or not all(isinstance(word, str) for word in words):
                 raise FormatError(f"{len(words)} words for {len(vectors)} vectors, or some are not words")
             return cls(vectors.astype(np.float32), WordRows(words, facts["language"]))
@@ -298,7 +299,7 @@ class Table(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """A sha256 over all that vectors of texts depend on."""
+        """A sha256 over everything that a text's vector depends on."""
         if isinstance(self.splitter, WordRows):
             module, name = ("WordTable", self.splitter.as_dict()), "0.table"
         else:
@@ -333,7 +334,7 @@ def fingerprint_of_modules(
     tokenizer: str,
     arrays: Iterable[tuple[str, np.ndarray]],
 ) -> str:
-    """Return a sha256 over an encoder without companions, and its weights."""
+    """Return a sha256 over settings and weights of an encoder without companions."""
     settings = {"prompts": prompts.of_sides(), "max_length": max_length}
     digest = hashlib.sha256(json.dumps([settings, modules, tokenizer], sort_keys=True, default=str).encode())
     for name, array in arrays:
@@ -386,14 +387,14 @@ def require_row_for_each_token(tokenizer: Tokenizer, rows: int, spec: str) -> No
 
 
 def require_model_folder(folder: Path) -> None:
-    """Fail if a folder holds no model, or leads out of itself."""
+    """Fail if a folder holds no model, or a link that leads out of it."""
     require_inside(folder)
     if not any(is_file(folder / name) for name in (MODULES, "config.json")):
         raise InputError(f"{folder} is a folder without a model (no modules.json, no config.json)")
 
 
 def first_module(folder: Path) -> tuple[str, str]:
-    """Return a model's first module, its type and path, if a Normalize follows it."""
+    """Return the first module's type and path; empty unless only Normalize follows."""
     entries = read_json_value(folder / MODULES) if is_file(folder / MODULES) else None
     if not isinstance(entries, list) or len(entries) != 2 or not all(isinstance(entry, dict) for entry in entries):
         return "", ""

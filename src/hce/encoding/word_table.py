@@ -1,12 +1,12 @@
-"""Tables fitted to a corpus without training: a table of its own words, and a token table reweighted by its counts.
+"""Tables fitted to a corpus without training: of its words, or of tokens.
 
-Words are fitted by latent semantic analysis. The right singular vectors of the corpus's matrix of documents and terms,
-weighted as BM25 weights terms, give each term a vector; the vector of a text is the sum of its terms'. Each of the two
-tables alone is mediocre; side by side they are level with BM25 (docs/LOG.md).
+Words are fitted by latent semantic analysis. The matrix of documents and terms is weighted by (1 + log tf)·idf, with
+BM25's idf. Its right singular vectors give each term a vector, and a text's vector is the sum of its terms' vectors.
+Each of the two tables alone is mediocre; side by side they are level with BM25 (docs/LOG.md).
 
-In a token table, a row's direction is the meaning of its token, and its length the weight. Distillation does not know
-which tokens are common in your corpus, so they are counted. A few documents say little: the frequencies that the table
-itself implies are a prior.
+In a token table, the direction of a row is its token's meaning, and its length is the token's weight. Distillation does
+not know which tokens are common in your corpus, so they are counted. Few documents say little, so the frequencies that
+the table itself implies serve as a prior.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from hce.files import write_json
 from hce.progress import Advance, counted, progress_bar
 
 DIMENSIONS = 256
-LEAST_DOCUMENTS = 2  # with a word
+LEAST_DOCUMENTS = 2  # that a word must be in
 MOST_WORDS = 50_000  # the most frequent ones
 MOST_DOCUMENTS = 100_000  # a sample of more gives nearly the same vectors, in bounded memory
 TEXTS_AT_ONCE = 4096
-PRIOR_DOCUMENTS = 100  # that the prior counts like (docs/LOG.md)
+PRIOR_DOCUMENTS = 100  # weight of the prior (docs/LOG.md)
 PRIOR_IDF = 6.5  # of a row of mean length
 ROUNDS = 4  # power iterations of the randomized SVD: the usual number for a slowly decaying spectrum
 
@@ -52,9 +52,9 @@ def fit_words(
     without: np.ndarray | None = None,
     seed: int = 0,
 ) -> Table:
-    """Learn a vector for each word of a corpus; its length has the idf in it.
+    """Learn a vector for each word of a corpus, scaled by the word's idf.
 
-    Documents at the positions `without` are left out. Fail with InputError if hardly a word is in two documents.
+    Documents at the positions `without` are left out. Fail with InputError if documents share too few words.
     """
     sample = np.setdiff1d(np.arange(len(corpus)), [] if without is None else without)
     if len(sample) > MOST_DOCUMENTS:
@@ -117,7 +117,7 @@ def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count_matrix(bags: Iterable[Counter[str]], column_of: Mapping[str, int], dtype: type) -> sparse.csr_matrix:
-    """Return how often each term with a column is in each text."""
+    """Return the counts of terms: a row for each text, a column for each term."""
     known = [{column_of[term]: count for term, count in bag.items() if term in column_of} for bag in bags]
     ends = np.cumsum([0, *map(len, known)])
     columns = np.fromiter(chain.from_iterable(known), dtype=np.int64, count=int(ends[-1]))
@@ -139,7 +139,7 @@ def document_frequencies(
 
 
 def expected_frequencies(table: np.ndarray) -> np.ndarray:
-    """Estimate the share of texts with each token: a row's length is its idf."""
+    """Estimate the share of texts with each token, taking a row's length as its idf."""
     lengths = np.linalg.norm(table, axis=1)
     return np.exp(-PRIOR_IDF * lengths / (lengths.mean() or 1.0))
 
@@ -147,11 +147,11 @@ def expected_frequencies(table: np.ndarray) -> np.ndarray:
 def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     """Fit a token table: center and whiten directions, scale rows to their idf.
 
-    Centering and whitening are weighted by df·idf², the share of a token in the energy of the corpus's vectors, so that
-    no direction that is common in the corpus dominates every inner product. On scifact's and nfcorpus's train and dev
-    queries, whitening is worth more than the idf weights themselves (docs/LOG.md).
+    Centering and whitening are weighted by df·idf², a token's share in the energy of the corpus's vectors. So no
+    direction that is common in the corpus dominates every inner product. On train and dev queries of scifact and
+    nfcorpus, whitening gains more than the idf weights (docs/LOG.md).
 
-    `counts` are the numbers of documents with each token, of `total` ones.
+    `counts` holds the number of documents with each token, out of `total`.
     """
     counts = counts + PRIOR_DOCUMENTS * expected_frequencies(table)
     idf = inverse_document_frequency(counts, total + PRIOR_DOCUMENTS)
@@ -160,7 +160,7 @@ def fit_table(table: np.ndarray, counts: np.ndarray, total: int) -> np.ndarray:
     directions = as_unit_rows(table.astype(np.float64))
     centered = directions - share @ directions
     variances, axes = np.linalg.eigh((centered * share[:, None]).T @ centered)  # (n,), (n, n)
-    # An axis along which tokens hardly vary carries nothing; dividing by ~0 would make it everything.
+    # An axis along which tokens hardly vary carries no information, and dividing by ~0 would make it dominate.
     alive = variances > variances.max() * 1e-6
     whitened = (centered @ axes[:, alive]) / np.sqrt(variances[alive])
     if not alive.all():
