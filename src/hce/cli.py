@@ -34,7 +34,7 @@ REPORT_BUGS = "this is a bug in hce; please report it with the lines above and t
 
 
 class Commands(TyperGroup):
-    """Our commands, and those of installed packages, as entry points of the group `hce.commands`."""
+    """Our commands, and commands that installed packages register in the group `hce.commands`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of our commands, in the order of `hce --help`, then of others."""

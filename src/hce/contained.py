@@ -31,7 +31,7 @@ MOST_TEXT = 128 << 20  # bytes of a JSON or text file; these are read into memor
 TEXTS = (".json", ".txt", ".jinja", ".model")  # files of a model that libraries read into memory at once
 CHECKSUMS = "checksums.json"
 
-NOT_SETTINGS = ("tokenizer.json", "vocab.json", "words.json", CHECKSUMS, "hce.json", "labels.json")  # other JSON
+NOT_SETTINGS = ("tokenizer.json", "vocab.json", "words.json", CHECKSUMS, "hce.json", "labels.json")  # data only
 NAMES_A_FILE = re.compile(r".*(file|path|folder|dir)s?")
 ONLY_SHOWN = ("_name_or_path", "name_or_path")  # a model's origin; no library opens these
 
@@ -197,7 +197,7 @@ def _found(path: Path, within: str | Path | None, is_wanted: Callable[[int], boo
 def _opened(path: Path, within: str | Path | None) -> int:
     """Open a file folder by folder from the root, following no link.
 
-    A path that is checked first and opened at once could be replaced by a link in between.
+    If the path were opened in one step, a folder replaced by a link after the check would be followed.
     """
     root = path.parent if within is None else Path(within)
     if path.is_symlink() and _is_of_hub(path):

@@ -50,7 +50,7 @@ NEWCOMER = Document(
 )
 QUESTION = "move an object to another place at once"
 PRODUCT = "hce-hybrid"  # the result of `hce train` and `hce index`; `hce compare` uses the same names
-LEGEND = """untrained and hce search by vectors alone, the others by words too.
+LEGEND = """untrained and hce search by vectors only, the others also by words.
 hybrid: BM25 and the untrained encoder. served: `hce index` without training.
 no-tree-hybrid: without the tree. hce-hybrid: `hce train`, then `hce index`."""
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
@@ -104,7 +104,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
         _look_around(out, index, _untrained_and_words(corpus, Encoder.load(encoder_spec)))
         _come_and_go(out, index)
     seconds = time.perf_counter() - start
-    out.print(f"\nAll of this took {seconds:.0f} s. Look around in it, and do the same with yours:\n")
+    out.print(f"\nAll of this took {seconds:.0f} s. Explore the result, and do the same with yours:\n")
     out.print(f"  hce serve {folder / 'index'}", soft_wrap=True)
     out.print("  hce train docs.jsonl -o my-model", soft_wrap=True)
     out.print("  hce index docs.jsonl -m my-model -o my-index", soft_wrap=True)

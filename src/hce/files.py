@@ -76,7 +76,7 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def writing_to(path: str | Path) -> Iterator[None]:
-    """Turn any failure to write in this block into one line, an InputError."""
+    """Turn any write error in this block into an InputError of one line."""
     try:
         yield
     except HceError:
@@ -203,7 +203,7 @@ def make_folder(folder: Path) -> None:
 
 
 def delete_whole(path: Path) -> None:
-    """Delete a folder; a kill leaves all of it, or a leftover to be deleted."""
+    """Delete a folder; after a kill it is complete, or hidden as a leftover."""
     with suppress(OSError):
         path.replace(_hidden(path))
         sync_folder(path.parent)

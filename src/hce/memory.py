@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MiB = 1 << 20
-CODED = 4  # dimensions of a vector that one byte of its codes covers
+CODED = 4  # dimensions per byte of a vector's code
 
 ARENAS = 2  # of glibc's malloc; the default is 8 for each core
 M_ARENA_MAX = -8

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
 SAMPLE = 100  # documents whose texts are compared between index and collection
 AGAINST = {**common.MODEL, "metavar": "DIR|NAME|HUB-ID|RUN"}
-DEPTH = "hits to retrieve, and to use of compared runs; a measure with a deeper cut-off raises it"
+DEPTH = "hits to retrieve per query, and to keep of compared runs; at least the deepest cut-off of the measures"
 MODE = "search mode: hybrid, dense or words; default: hybrid for an index, dense for a model"
 
 

@@ -1,4 +1,4 @@
-"""`hce tree`: the outline of a corpus; `hce export`: an index or model in other forms; `hce push`: to a model hub."""
+"""`hce tree` shows a corpus, `hce export` converts an index or a model, `hce push` uploads a model."""
 
 from __future__ import annotations
 

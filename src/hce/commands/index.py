@@ -70,7 +70,7 @@ def index(
     require_new(output)
     with (
         common.interruptible(NOT_MADE),
-        common.together(f"{NOT_MADE}, with as many processes as there are then") as device,
+        common.together(f"{NOT_MADE}, with any number of processes") as device,
     ):
         documents = _documents_of(corpus, reading, output)
 

@@ -27,7 +27,7 @@ RERANK: dict[str, Any] = {"metavar": "DIR|HUB-ID", "callback": common.known_rera
 ADVICE = {
     "ok": "nothing to do",
     "re-cluster": "hce rebuild grows the tree again, without training",
-    "retrain": "hce train on the documents there are now, then hce reindex with the new model",
+    "retrain": "hce train on the current documents, then hce reindex with the new model",
     "unknown": "too few new documents to judge",
 }
 
@@ -38,7 +38,9 @@ def search(
     k: Annotated[int, Option("-k", help="how many documents to show")] = 10,
     where: Annotated[
         list[str] | None,
-        Option("--where", "-w", metavar="CONDITION", help="on metadata: 'lang=en', 'year>=2000', 'tag in a,b'"),
+        Option(
+            "--where", "-w", metavar="CONDITION", help="a condition on metadata: 'lang=en', 'year>=2000', 'tag in a,b'"
+        ),
     ] = None,
     mode: Annotated[str, Option(help="hybrid (words and meaning), dense (meaning only) or words")] = "hybrid",
     unique: Annotated[bool, Option("--unique", help="show near-equal documents once")] = False,
@@ -107,7 +109,7 @@ def search(
         common.print_json({"query": text, "good_match": good_match, "hits": shown, "facets": counted})
         return
     if good_match is False:
-        common.show("nothing here is a good match; the nearest:")
+        common.show("nothing here is a good match; the closest:")
     for hit in hits:
         common.show(_line(hit, text, mode))
     if not hits:

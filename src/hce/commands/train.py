@@ -150,7 +150,7 @@ def train(
 
     with (
         common.interruptible(going_on),
-        common.together(f"{GO_ON}, with as many processes as there are then") as device,
+        common.together(f"{GO_ON}, with any number of processes") as device,
     ):
         corpus = common.shared_corpus(source, reading, output)
 

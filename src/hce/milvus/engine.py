@@ -441,13 +441,13 @@ class MilvusEngine:
     partition: Partition
     count: int
     last: int  # the last number at that moment; later ones are ignored
-    are_there: Callable[[np.ndarray], np.ndarray]  # which numbers exist at that moment; Milvus deletes later
+    are_there: Callable[[np.ndarray], np.ndarray]  # which numbers exist at that moment; Milvus may delete later
 
     def __len__(self) -> int:
         return self.count
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors with the largest inner products; GoneOnError if deleted."""
+        """Find the k vectors with the largest inner products; GoneOnError if one is gone."""
         queries = np.ascontiguousarray(queries, np.float32)
         if allowed is None:
             return search_exactly(self._best, self.count, queries, k, SLACK)

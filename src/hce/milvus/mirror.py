@@ -104,7 +104,7 @@ class Pointer:
             return None
         values, is_as_written = unsealed(read_json(path))
         if not is_as_written:
-            raise FormatError(f"{path}: not as it was written; delete it, and rebuild with another name behind #")
+            raise FormatError(f"{path}: not as it was written; delete it, and rebuild with another name after #")
         return checked_fields(cls, values)
 
     @classmethod
@@ -195,7 +195,7 @@ class Mirror:
                 raise FormatError(f"{self.index_folder}: its collection lacks documents; {advice}")
 
     def _look(self, reader: Reader) -> tuple[Collection, int] | None:
-        """Return the pointer's collection and change, if complete and fitting."""
+        """Return the pointer's collection and change, if it is complete and fits."""
         pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not pointer.fits(manifest):
             return None

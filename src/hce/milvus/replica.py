@@ -343,7 +343,7 @@ class ReplicaIndex(Index):
         return f"Index({str(self.address)!r}, {len(self):,} documents, {encoder}, read from Milvus)"
 
     def status(self) -> IndexStatus:
-        """Return counts, sizes and names."""
+        """Return the status, with the collection's address as its path."""
         return replace(super().status(), path=str(self.address))
 
     def _refuse(self, *args: Any, **options: Any) -> NoReturn:

@@ -70,7 +70,7 @@ class _Skills:
             yield from map(self._reader.documents(some).__getitem__, some)
 
     def _children(self, page: _Page) -> Iterator[_Page]:
-        """Yield the children with documents, largest first; their folders sort so too."""
+        """Yield the children with documents, largest first; folder names keep the order."""
         children = self._places.children(page.level, page.node).tolist()
         digits = len(str(len(children)))
         for place, child in enumerate(children, start=1):

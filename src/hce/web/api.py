@@ -86,7 +86,7 @@ class ServedIndex:
         """Shorten each path in a text to its last name: clients should not see folders."""
         specs = (self.index.path.absolute(), Path(self.index.state.manifest.base_encoder or ""))
         known = [str(spec.parent) for spec in specs if spec.is_absolute()]
-        for folder in sorted(known, key=len, reverse=True):  # FOLDERS does not match spaces, these may have some
+        for folder in sorted(known, key=len, reverse=True):  # these may contain spaces, which FOLDERS does not match
             text = text.replace(f"{folder}{os.sep}", os.sep)
         return FOLDERS.sub("", text)
 
@@ -289,7 +289,7 @@ def _search(site: ServedIndex, asked: SearchQuery, vector: np.ndarray, fingerpri
 
 
 def _shown(hit: Hit, words: QueryWords, k: int) -> Shown:
-    """Return a hit for a list of k, with snippet and marks; cut what is too long."""
+    """Prepare a hit for a list of k: snippet, marks, and cuts of what is too long."""
     check_deadline()
     snippet = snippet_of(hit.text, hit.passage, words)
     title = hit.title[:TITLE_SHOWN]
@@ -435,7 +435,7 @@ class StatusAnswer:
 
 @dataclass(frozen=True)
 class HealthAnswer:
-    """Whether the server answers."""
+    """The server's health, and its number of documents."""
 
     status: str
     documents: int

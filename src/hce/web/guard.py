@@ -130,7 +130,7 @@ def refusal(method: str, headers: dict[str, str], rules: Rules, path: str = "/")
     )
     if rules.token is None or is_known:
         return None
-    return Refusal(401, "writing needs the token that hce serve printed, as the header Authorization: Bearer TOKEN")
+    return Refusal(401, "writing needs the token of this server, in the header Authorization: Bearer TOKEN")
 
 
 def is_reading(method: str, path: str) -> bool:

@@ -69,7 +69,7 @@ function removal(page, id, close) {
 
 async function hasToken(page) {
   if (!page.facts.needs_token || token.get()) return true;
-  const given = window.prompt("Writing needs the token that hce serve printed:");
+  const given = window.prompt("Writing needs the token of this server:");
   if (given) token.set(given.trim());
   return Boolean(given);
 }
