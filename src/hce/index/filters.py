@@ -262,9 +262,7 @@ def _equality_test(field: str, values: list[Any], parameters: _Parameters) -> Ca
         if not isinstance(value, SCALARS):
             raise InputError(f"field {field!r}: cannot be compared with a {type(value).__name__}; give text or numbers")
     if len(parameters) + len(values) > MOST_VALUES:
-        raise InputError(
-            f"field {field!r}: {len(values):,} values are too many; a filter takes {MOST_VALUES:,} at most"
-        )
+        raise InputError(f"field {field!r}: {len(values):,} values are too many; {MOST_VALUES:,} at most in a filter")
     plain = [value for value in values if value is not None and not isinstance(value, bool)]
     names = ", ".join(parameters.add(value) for value in plain)
     booleans = ", ".join(f"'{name}'" for name, value in BOOLEANS.items() if any(each is value for each in values))
