@@ -19,7 +19,7 @@ LONGEST_REASON = 300  # characters quoted from a library's error
 
 
 class HceError(Exception):
-    """The base of every error whose message is meant for the user: what, where, what to do."""
+    """Base of the errors with a message for the user: what, where, what to do."""
 
 
 class InputError(HceError):
@@ -36,7 +36,7 @@ def wrong_type(value: object, advice: str) -> InputError:
 
 
 class OutsideError(InputError):
-    """A file in an index's or a model's folder leads out of it: a link, pipe or device."""
+    """A file in an index's or model's folder leads out of it, such as a link."""
 
 
 class WriterBusyError(InputError):

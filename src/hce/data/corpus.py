@@ -1,8 +1,8 @@
 """Corpus: a collection of documents, checked once when read, with random access.
 
 A document costs 16 bytes of memory, or 24 in a folder of parts. Texts stay in JSONL files and are fetched by position;
-other formats are copied to temporary JSONL files. Several processes divide the files of a folder of parts among them,
-and exchange the documents' positions.
+other formats are copied to temporary JSONL files. Several processes share out the files of a folder of parts, and
+exchange the documents' positions.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ ShareOut = Callable[[Callable[[Sequence[Path]], list[tuple[Any, ...]]], Sequence
 
 
 class Corpus(Sequence[Document]):
-    """An ordered collection of documents with unique ids and a fingerprint of its content.
+    """An ordered collection of documents, with unique ids and a fingerprint.
 
     Attributes:
         name: its source, for messages.
-        fingerprint: sha256 over ids, titles, texts and metadata in order; the same in every file format. A folder of
-            parts has another one than a single file.
-        left_out: ids of source documents that the corpus leaves out, having neither text nor title.
+        fingerprint: sha256 over ids, titles, texts and metadata in order; the same in every file format. Splitting a
+            file into parts changes it.
+        left_out: ids of documents that were left out, since they have neither text nor title.
         source: the path given to `load`; None if the documents came from memory.
         reading: the options that `load` used.
     """
@@ -166,7 +166,7 @@ class Corpus(Sequence[Document]):
         Document(id='7', text='red shoes', title='', metadata={'year': 2024})
 
         Raises:
-            InputError: at the first fault, with the record's number; nothing is kept then.
+            InputError: at the first fault, with the record's number.
         """
         if not isinstance(records, Iterable):
             raise wrong_type(records, f"{name}: give a list of mappings")
@@ -254,7 +254,7 @@ class Corpus(Sequence[Document]):
 
     @cached_property
     def text_groups(self) -> np.ndarray:
-        """A number for each document, of shape (N,), int64; equal texts have equal ones."""
+        """A number for each document, of shape (N,), int64; equal texts share one."""
         hashes = np.fromiter(map(hash64, self.texts()), np.uint64, len(self))
         return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
@@ -323,7 +323,7 @@ def _record(where: str, fields: Mapping[str, Any]) -> Record:
 
 
 class _Scan:
-    """Facts gathered while reading: positions, hashes of ids, digest, empty documents.
+    """Facts gathered while reading: positions, id hashes, digest, empty documents.
 
     A document with neither text nor title encodes to noise. Real collections have some (Cranfield has two), so they are
     left out, with a warning that names their places.
@@ -343,6 +343,7 @@ class _Scan:
             return False
         metadata = _canonical_json(document.metadata, where) if document.metadata else "{}"
         parts = [part.encode() for part in (document.id, document.title, document.text, metadata)]
+        # Lengths keep the title "a b" with the text "c" apart from the title "a" with the text "b c".
         self.digest.update(b"".join([data for part in parts for data in (len(part).to_bytes(8, "little"), part)]))
         self.id_hashes.append(hash64(document.id))
         return True
@@ -422,7 +423,7 @@ def _scan(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Scan]:
 def _spool(
     records: Iterable[Record], name: str, reading: Reading, bad: Bad, file: IO[bytes]
 ) -> tuple[_JsonlFile, _Scan]:
-    """Check documents and write them to a file, each followed by its source's line."""
+    """Check documents and write them to a file, each with a line on its source."""
     scan, position, fields = _Scan(name), 0, None
     with progress_bar("reading", None, "documents") as advance:
         for row, record in enumerate(counted(records, advance), start=1):

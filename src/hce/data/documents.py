@@ -69,7 +69,7 @@ def choose_fields(
     reading: Reading = USUAL,
     usual: Sequence[Sequence[str]] = (ID_NAMES, TITLE_NAMES, TEXT_NAMES),
 ) -> Fields:
-    """Choose the fields to read, and log other names than the standard ones.
+    """Choose the fields to read, and log names that are not the standard ones.
 
     Names given in `reading` come first, then the standard names, then the `usual` ones.
 

@@ -1,4 +1,4 @@
-"""Queries and relevance judgments (qrels), together called labels; BEIR folders.
+"""Queries, relevance judgments (qrels), both together as labels; BEIR folders.
 
 Queries come as two-column TSV or as records, such as JSONL. Qrels come as BEIR's three-column TSV or TREC's four
 columns. Generated queries come as records.
@@ -41,7 +41,7 @@ class Judgment(NamedTuple):
 
 
 class Qrels(Mapping[str, Mapping[str, int]]):
-    """Judgments by query: `qrels["q1"]["d7"]` is the grade of document d7 for query q1.
+    """Judgments by query: `qrels["q1"]["d7"]` is document d7's grade for query q1.
 
     >>> qrels = Qrels([Judgment("q1", "d7", 2), Judgment("q1", "d8", 0)])
     >>> qrels["q1"]["d7"], qrels.positives("q1"), qrels
@@ -160,13 +160,13 @@ class Labels(NamedTuple):
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
     def only(self, query_ids: Iterable[str]) -> Labels:
-        """Return the labels of some of the judged queries, in the order given."""
+        """Return the labels of these queries, in the order given."""
         chosen = list(query_ids)
         judgments = (Judgment(query_id, *item) for query_id in chosen for item in self.qrels[query_id].items())
         return Labels({query_id: self.queries[query_id] for query_id in chosen}, Qrels(judgments))
 
     def among(self, documents: Container[str]) -> Labels:
-        """Return the queries with relevant documents among these, with judgments."""
+        """Return the labels of these documents, without queries that lack positives."""
         there = self.qrels.among(documents)
         return Labels(self.queries, there).only(query_id for query_id in there if there.positives(query_id))
 

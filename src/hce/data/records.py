@@ -32,7 +32,7 @@ STDIN = "-"
 LONGEST_RECORD = 100_000_000  # bytes; no document is longer, but a .gz of a few bytes may hold more
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md/.html/.pdf, or -"
-DELIMITERS = (",", ";", "\t", "|")  # of CSV cells: the most frequent in the header, and on a tie the first here
+DELIMITERS = (",", ";", "\t", "|")  # the most frequent one in a CSV file's header is taken, and on a tie the first
 ROWS_AT_ONCE = 64  # of a Parquet file; few, since a dictionary may repeat one long text in many rows
 CHUNK = 1 << 20  # characters of a JSON text read at once
 BLANKS = re.compile(r"[ \t\r\n]*")
@@ -46,7 +46,7 @@ class Reading:
     title_field: str | None = None
     text_field: str | None = None
     row_ids: bool = False  # use row numbers, from 1, as ids
-    remembered: bool = False  # the fields come from earlier documents; a source without them ignores them
+    remembered: bool = False  # the fields come from earlier documents, and are ignored if a source lacks them
     delimiter: str | None = None  # between CSV or TSV cells, or "tab"; by default detected from a CSV file's header
     encoding: str = "utf-8"  # of text files
     skip_bad: bool = False  # skip records and files that cannot be read, and report them
@@ -109,7 +109,7 @@ class Record(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line of a text file: `text` without its line break, `size` in bytes with it."""
+    """One line of a file: `text` without its line break, `size` in bytes with it."""
 
     where: str
     text: str
@@ -325,7 +325,7 @@ def _read_tsv(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
 def _csv_rows(path: str | Path, reading: Reading, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     """Stream the rows that are not empty, each with the place of its first line."""
     csv.field_size_limit(2**31 - 1)  # the default limit is 128 KiB, and documents may be longer
-    size, mark = 0, codecs.BOM_UTF8  # bytes of the row; the byte order mark, which only the first line drops
+    size, mark = 0, codecs.BOM_UTF8  # bytes of the row; the byte order mark, dropped from the first line only
 
     def lines() -> Iterator[str]:
         nonlocal size, mark

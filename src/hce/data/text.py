@@ -43,9 +43,9 @@ READ_AT_ONCE = 1 << 20  # characters; tokenizers need a hundred times as much me
 
 SNIPPET_CHARACTERS = 320
 PASSAGE_CHARACTERS = 2000  # passages up to this length are shown in full; hardly any is longer
-READ_CHARACTERS = 20_000  # of a document, searched for the query's words
+READ_CHARACTERS = 20_000  # of a document that are searched for the query's words
 READ_IN_ALL = 1_000_000  # characters searched in all documents of an answer: the more documents, the fewer in each
-MOST_WORDS = 64  # of a query, the first ones, are marked; a text all in yellow does not help
+MOST_WORDS = 64  # the first words of a query are marked; a text all in yellow does not help
 MOST_MARKS = 200  # in a text
 BLANK = re.compile(r"\s")
 ENDING = 3  # letters: "thread" marks "threads" and "threaded"
@@ -110,7 +110,7 @@ def word_offsets(text: str) -> Offsets:
 
 
 def cut_span(text: str, length: int, place: float, offsets: Offsets | None = None) -> Span:
-    """Cut out a span of `length` words and punctuation marks, or of `offsets`.
+    """Cut out `length` words and punctuation marks, or `length` pieces at `offsets`.
 
     `place` is 0 for the beginning, 1 for the end. A text of fewer than 2·`length` pieces loses half of them.
 
@@ -158,7 +158,7 @@ def hash64(text: str, *, signed: bool = False) -> int:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text is free of half surrogate pairs, which JSON can spell.
+    """Return whether a text is free of half surrogate pairs, which JSON can express.
 
     >>> is_unicode("é"), is_unicode(chr(0xD800))
     (True, False)
@@ -252,7 +252,7 @@ def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Pas
     if len(places) <= most:
         return [Passage(0, len(text))]
     kinds = _cuts(text, places)
-    character = np.append(places[:, 0], len(text))  # for a cut before each token, where the passage begins
+    character = np.append(places[:, 0], len(text))  # the start of a passage that begins with each token
     character[0] = 0
     first, passages = 0, []
     while len(places) - first > most:
@@ -382,6 +382,7 @@ def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
     best, start, left = 0, 0, 0
     inside: Counter[str] = Counter()  # words of the window, from the mark `left` to the current one
     spelled = [text[first:last].casefold() for first, last in marks]
+    # The window grows to the right by one mark at a time, and drops marks on the left that no longer fit.
     for right, (_, last) in enumerate(marks):
         inside[spelled[right]] += 1
         while left <= right and marks[left][0] + length * 3 // 4 < last:
@@ -394,7 +395,7 @@ def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
 
 
 def warn_of_language(corpus: Corpus, encoder: str, language: str = "english") -> None:
-    """Warn once if most texts are in a language that an English encoder lacks."""
+    """Warn once if most texts for an English encoder are in another language."""
     name = encoder.removesuffix(", fitted")
     step = max(1, len(corpus) // SAMPLE)
     some = range(0, len(corpus), step)[:SAMPLE]

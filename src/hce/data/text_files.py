@@ -68,9 +68,9 @@ def is_readable(suffix: str) -> bool:
 def read_text_folder(folder: str | Path, reading: Reading = USUAL, bad: Bad = refuse) -> Iterator[Record]:
     """Stream texts, HTML pages and PDF files of a folder, in sorted order.
 
-    It skips and reports hidden files and folders, links that lead out of the folder, and files whose library is not
-    installed.
-    The id is the path below the folder, with forward slashes. A Markdown file's title is its first heading.
+    Hidden files and folders, links that lead out of the folder, and files whose library is not installed are skipped
+    and reported. The id is the path below the folder, with forward slashes. A Markdown file's title is its first
+    heading.
     """
     folder, within = Path(folder), os.path.realpath(folder)
     left_out: dict[str, list[str]] = {}

@@ -67,9 +67,9 @@ POOLINGS = {"cls": "first", "lasttoken": "last"}  # names in sentence-transforme
 STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
 
 PATIENCE = 600  # `auto` chooses MiniLM up to this many seconds of encoding
-SAMPLE = 200  # documents measured for their length
+SAMPLE = 200  # documents whose length is measured
 CHARACTERS_PER_TOKEN = 4.2  # of English, measured
-# While MiniLM encodes a token, one core does this many operations of a plain matrix product of the shapes below.
+# Measured: while MiniLM encodes a token, one core does this many operations of a matrix product of the shapes below.
 OPERATIONS_PER_TOKEN = 31e6
 ROWS, COLUMNS, INNER = 256, 1536, 384
 WINDOW = 256  # tokens of a text that training reads; an index reads all of a long text
@@ -180,7 +180,7 @@ def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
             with new_folder(folder) as temporary:
                 make(temporary)
         except (InputError, OSError):
-            if not (folder / proof).is_file():  # otherwise another process was faster, and its copy serves
+            if not (folder / proof).is_file():  # otherwise another process was faster, and its copy is used
                 raise
     return folder
 

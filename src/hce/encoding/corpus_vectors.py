@@ -146,7 +146,7 @@ class VectorFile:
     def start(self, *, replace: bool = False) -> None:
         """Begin, or continue a run of the same identity; all processes call it.
 
-        Fail with InputError on other files, or vectors of another identity that `replace` does not delete.
+        Fail with InputError on other files. Vectors of another identity are deleted with `replace`, else an error too.
         """
         manifest = self.folder / "manifest.json"
         state = read_json(manifest) if manifest.is_file() else {}

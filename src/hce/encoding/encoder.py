@@ -72,13 +72,13 @@ OnTokens = Callable[[str, np.ndarray, "Tensor"], None]
 class Encoder:
     """A dense text encoder: a table, another model, or several parts side by side.
 
-    `centres`, of shape (2, n₁), holds two means that are subtracted from the first part's vectors: of queries, of
-    documents.
+    `centres`, of shape (2, n₁), holds the mean query and the mean document, which are subtracted from the first part's
+    vectors.
 
     Attributes:
         name: the name that the encoder was loaded by, for messages.
         shares: the weight of each of the `parts` in an inner product; they add up to 1.
-        query_map: a map of shape (n₁, n₁ + 1) that moves the first part's queries before that; see `mapped_rows`.
+        query_map: a map of shape (n₁, n₁ + 1) that moves the first part's queries before centering; see `mapped_rows`.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Encoder:
 
     @property
     def is_table(self) -> bool:
-        """Whether each part looks up tokens or words in a table; other modules may follow."""
+        """Whether each part begins with a look-up of tokens or words in a table."""
         if self._parts or self._table is not None:
             return all(part.is_table for part in self._parts)
         from sentence_transformers.sentence_transformer.modules import StaticEmbedding
@@ -494,7 +494,7 @@ class Encoder:
             handle.remove()
 
     def batches(self, texts: Sequence[str], side: Side) -> Iterator[np.ndarray]:
-        """Yield row numbers of batches of limited size; a transformer's are sorted."""
+        """Yield batches of row numbers; a transformer's texts are sorted by length."""
         prompt, is_table = self.prompt(side) or "", self.is_table
         for start in range(0, len(texts), SORTED_AT_ONCE):
             some = texts[start : start + SORTED_AT_ONCE]
@@ -586,7 +586,7 @@ def _of_hub(name: str, *, local: bool, **how: Any) -> Encoder:
 
 
 def _of_model(model: SentenceTransformer, name: str, **how: Any) -> Encoder:
-    """Make an encoder of a model, and add a Normalize module if it ends in none."""
+    """Make an encoder of a model, and add Normalize unless the model ends in it."""
     from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 
     if len(model) and isinstance(model[0], StaticEmbedding):

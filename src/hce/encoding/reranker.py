@@ -1,4 +1,4 @@
-"""Reranking of the first hits, by a cross-encoder or by the encoder's token states.
+"""Reranking of the first hits, by a cross-encoder or by late interaction.
 
 A cross-encoder reads a query and a text together. It ranks better than an encoder and is far slower, since nothing can
 be computed in advance.

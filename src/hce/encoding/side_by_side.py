@@ -128,7 +128,7 @@ class SideBySide(InputModule):
         folders, options = read_side_by_side(folder)
         try:
             return cls([_load_part(each, **how) for each in folders], **options)
-        except Exception as error:  # whatever a damaged file makes its reader raise
+        except Exception as error:  # a damaged file can make its reader raise anything
             raise damaged_model(folder, error) from error
 
 

@@ -31,7 +31,7 @@ Side = Literal["query", "document"]
 
 # The names that model authors give to the two sides of retrieval, as sentence-transformers looks them up.
 PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-SIDES = ("query", "document")  # the order of the centers
+SIDES = ("query", "document")  # the order of the two means
 MOST_REMEMBERED = 1 << 19  # words, about 150 MB; later ones are tokenized each time
 LONGEST_REMEMBERED = 100  # characters of a word
 ROWS_AT_ONCE = 1 << 16  # rows of one text, fetched from a table
@@ -289,7 +289,7 @@ class Table(NamedTuple):
             if len(words) != len(vectors) or not all(isinstance(word, str) for word in words):
                 raise FormatError(f"{len(words)} words for {len(vectors)} vectors, or some are not words")
             return cls(vectors.astype(np.float32), WordRows(words, facts["language"]))
-        except Exception as error:  # whatever a damaged file makes its reader raise
+        except Exception as error:  # a damaged file can make its reader raise anything
             raise damaged_model(folder, error) from error
 
     @property
@@ -371,7 +371,7 @@ def loading(spec: str, what: str, advice: str) -> Iterator[None]:
         yield
     except HceError:
         raise
-    except Exception as error:  # whatever a damaged file makes its reader raise
+    except Exception as error:  # a damaged file can make its reader raise anything
         if Path(spec).is_dir():
             raise damaged_model(spec, error, what) from error
         if not isinstance(error, OSError | ValueError | ImportError):
@@ -411,6 +411,6 @@ def read_side_by_side(module: Path) -> tuple[list[Path], dict[str, Any]]:
         shares = tuple(map(float, read_json(module / SHARES_FILE)["shares"]))
         arrays = load_file(module / CENTRES_FILE) if is_file(module / CENTRES_FILE) else {}
         arrays = {name: arrays[name].astype(np.float32) for name in ("centres", "query_map") if name in arrays}
-    except Exception as error:  # whatever a damaged file makes its reader raise
+    except Exception as error:  # a damaged file can make its reader raise anything
         raise damaged_model(module, error) from error
     return [module / f"part-{number}" for number in range(len(shares))], dict(arrays, shares=shares)

@@ -1,1 +1,1 @@
-"""Measure rankings, read and write run files, and test differences for significance."""
+"""Measure rankings, read and write run files, and test for significance."""

@@ -66,7 +66,7 @@ class DenseSearcher:
 
     @classmethod
     def of(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> DenseSearcher:
-        """Encode a corpus, and return a searcher of it."""
+        """Encode a corpus, and return a searcher for it."""
         return cls(encoder, corpus.ids, encode_corpus(encoder, corpus, progress=progress))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
@@ -87,7 +87,7 @@ class Report:
     """A searcher's scores, by the names of measures as the caller spelled them.
 
     Attributes:
-        means: each measure's mean over all judged queries; a query without hits or without positives counts 0.
+        means: each measure's mean over all judged queries; a query without hits or without positives counts as 0.
         per_query: each measure's value for each judged query.
         without_positives: judged queries without a grade above 0; every searcher scores 0 on them.
         without_hits: judged queries for which nothing was found.
@@ -250,7 +250,7 @@ def parse_measure(name: str) -> Measure:
 def measure_queries(run: Run, qrels: Qrels, measures: Iterable[Measure]) -> dict[Measure, dict[str, float]]:
     """Compute each measure for each judged query, in the judgments' order.
 
-    A query without hits or without relevant documents counts 0. A document without a judgment is not relevant.
+    A query without hits or without relevant documents counts as 0. A document without a judgment is not relevant.
     R@k divides by the number of relevant documents. BEIR's R_cap@k divides by at most k, so that 1 can be reached.
     """
     # Grades below 0 count as 0: trec_eval's memory breaks if a query has no other grades.

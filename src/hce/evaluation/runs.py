@@ -43,7 +43,7 @@ def read_run(path: str | Path) -> dict[str, list[Scored]]:
                 )
             scores[query_id][document_id] = score
     if not scores:
-        raise InputError(f"{shown_path(path)}: an empty run, no hits in it; check the path")
+        raise InputError(f"{shown_path(path)}: the run has no hits in it; check the path")
     return {query_id: _sorted_hits(found) for query_id, found in scores.items()}
 
 
@@ -68,10 +68,11 @@ def falling_scores(scores: Sequence[float]) -> np.ndarray:
     with np.errstate(over="ignore"):
         falling = np.array(scores, dtype=np.float32)
     if not np.isfinite(falling).all():
-        raise InputError(f"score {scores[int(np.argmin(np.isfinite(falling)))]} cannot be ranked by; give finite ones")
+        raise InputError(f"score {scores[int(np.argmin(np.isfinite(falling)))]} is not finite in float32; change it")
     if len(falling) and not (np.diff(falling) < 0).all():
         for rank in range(1, len(falling)):
             above = falling[rank - 1]
+            # The next float below may be subnormal, so a score falls by at least `LEAST_STEP`.
             highest = min(np.nextafter(above, np.float32(-np.inf)), np.float32(above - LEAST_STEP))
             falling[rank] = min(falling[rank], highest)
     return falling

@@ -1,4 +1,4 @@
-"""Significance: could the difference between two systems on the same queries be chance?
+"""Significance: could a difference between systems on the same queries be chance?
 
 The test is Fisher's paired randomization test, which Smucker, Allan and Carterette (CIKM 2007) recommend for retrieval.
 If the systems are equally good, each query's difference could have had the other sign. p is the share of sign
@@ -15,7 +15,7 @@ from scipy import stats
 
 from hce.errors import InputError
 
-EXACT_UP_TO = 16  # differing queries: up to 2^16 sign assignments are enumerated; beyond that, they are sampled
+EXACT_UP_TO = 16  # differing queries; with more, sign assignments are sampled and not enumerated
 DRAWS = 10_000
 CONFIDENCE = 0.95
 NUMBERS_AT_ONCE = 1 << 22
@@ -26,7 +26,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Paired(NamedTuple):
-    """Two systems compared: difference of means, p, and numbers of queries won and lost.
+    """Two systems compared: difference of means, p, and queries won and lost.
 
     `low` and `high` are the ends of the difference's 95 % interval (percentile bootstrap over queries). `p_holm` is p
     after Holm's correction for the number of comparisons.
@@ -62,7 +62,7 @@ def compare_paired(a: Scores, b: Scores, seed: int = 0) -> Paired:
 
 
 def compare_several(pairs: Mapping[Key, tuple[Scores, Scores]], seed: int = 0) -> dict[Key, Paired]:
-    """Compare several pairs of systems, and correct each p for their number of pairs.
+    """Compare several pairs of systems, and correct each p for the number of pairs.
 
     >>> one, other = {"q1": 1.0, "q2": 1.0}, {"q1": 0.0, "q2": 0.5}
     >>> {name: each.p_holm for name, each in compare_several({"a": (one, other), "b": (one, one)}).items()}
@@ -98,7 +98,7 @@ def randomization_test(differences: np.ndarray, seed: int = 0, draws: int = DRAW
 
 def bootstrap_interval(differences: np.ndarray, seed: int = 0, draws: int = DRAWS) -> tuple[float, float]:
     """Return the mean's 95 % interval, by percentile bootstrap over queries."""
-    if len(differences) < 2:  # scipy refuses a single query, of which all samples are equal
+    if len(differences) < 2:  # scipy refuses to resample a single query
         return float(differences[0]), float(differences[0])
     drawn = stats.bootstrap(
         (differences,),

@@ -1,4 +1,4 @@
-"""An index as a LangChain retriever: `HceRetriever(index=Index.open("my-index"), k=5)`."""
+"""A LangChain retriever: `HceRetriever(index=Index.open("my-index"), k=5)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An index as a LlamaIndex retriever: `HceRetriever(Index.open("my-index"), k=5)`."""
+"""A LlamaIndex retriever: `HceRetriever(Index.open("my-index"), k=5)`."""
 
 from __future__ import annotations
 
