@@ -1,8 +1,8 @@
-"""What an index derives from its store: an engine of documents, an engine of passages, and the words of the texts.
+"""The derived parts of an index: an engine of documents, an engine of passages, and the words of the texts.
 
-Each part is loaded when first needed, and brought to the moment of the reader that uses it. A snapshot is a part on
-disk, as it was after one change of the store. Snapshots can be deleted at any time: if one is missing, damaged or of
-another store, the part is built again from the store. An engine can also live elsewhere: see `home_of`.
+Each part is loaded when first needed, and brought to the moment of the reader that uses it. A snapshot is a part saved
+to disk, at one moment of the store. Snapshots can be deleted at any time. If a snapshot is missing, damaged or of
+another store, the part is rebuilt from the store. An engine can also be elsewhere: see `home_of`.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ Held = TypeVar("Held", VectorEngine, PassageEngine, Words)
 
 logger = logging.getLogger(__name__)
 
-# A snapshot is written again when it is behind by this share of the documents, and by this many.
+# A snapshot is rewritten once it lacks more than this share of the documents, and more than this many.
 SHARE_BEHIND, ROWS_BEHIND = 0.05, 1000
 SNAPSHOT = "snapshot.json"
 IS_SNAPSHOT = re.compile("[0-9]{12,}").fullmatch  # the name of a snapshot's folder: the number of a change
 
 HOMES = {"milvus": "hce.milvus.mirror"}
-"""The module of each engine that lives elsewhere, imported when an index names the engine."""
+"""The module of each engine that is elsewhere, imported when an index names the engine."""
 
 
 class Part(Generic[Lent]):
-    """A part of an index, lent at the moment of a reader. This base is one without snapshots."""
+    """A part of an index, lent at the moment of a reader. This base class has no snapshots."""
 
     def lend(self, reader: Reader) -> AbstractContextManager[Lent]:
-        """Lend the part as of the reader's moment; `MomentPassedError` if it is at a later one."""
+        """Lend the part at the reader's moment; MomentPassedError if it is later."""
         raise NotImplementedError
 
     def prepare(self, reader: Reader) -> None:
-        """Do now what the first search would have to wait for."""
+        """Load or build the part now, so that the first search need not wait."""
         raise NotImplementedError
 
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
-        """Build the part again from all documents, with the engine that a manifest names."""
+        """Rebuild the part from all documents, with the engine that a manifest names."""
         raise NotImplementedError
 
     def pending(self, reader: Reader) -> int:
@@ -70,17 +70,17 @@ class Part(Generic[Lent]):
         raise NotImplementedError
 
     def facts(self, reader: Reader) -> dict[str, Any]:
-        """Return what the newest usable snapshot, if any, says about itself, and when it was `written`."""
+        """Return the facts that the newest usable snapshot records, or nothing."""
         return {}
 
     def save_snapshot(self, reader: Reader) -> None:
         """Write a snapshot, unless the last one is current."""
 
     def renew(self) -> None:
-        """Build the part again if that pays by now."""
+        """Rebuild the part if that pays now."""
 
     def ahead(self) -> Path | None:
-        """Return a snapshot that is later than the store, which then lost writes."""
+        """Return a snapshot of a write that the store lacks, and so has lost."""
         return None
 
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
@@ -92,7 +92,7 @@ class LocalPart(Part[Held]):
     """A part in this process: loaded when first needed, caught up before each use, shared by threads."""
 
     folder_name: ClassVar[str]  # of the snapshots, below the folder of the index
-    in_memory: ClassVar[bool] = True  # whether a forked process has what is held, too
+    in_memory: ClassVar[bool] = True  # whether a forked process can use what is held, too
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.store = store
@@ -100,7 +100,7 @@ class LocalPart(Part[Held]):
         self._lock = SharedLock()
         self._held: Held | None = None
         self._moment: Moment | None = None
-        self._behind = 0  # additions and removals that are not in the snapshot on disk
+        self._behind = 0  # additions and removals that the snapshot on disk lacks
         heed_forks(self)
 
     def _identity(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class LocalPart(Part[Held]):
         raise NotImplementedError
 
     def _load(self, folder: Path, numbers: np.ndarray) -> Held | None:
-        """Read a snapshot; None if it is not of these documents (rising), FormatError if it is damaged."""
+        """Load a snapshot; None if its documents are not these, FormatError if damaged."""
         raise NotImplementedError
 
     def _add(self, held: Held, reader: Reader, after: int) -> int:
@@ -120,7 +120,7 @@ class LocalPart(Part[Held]):
         raise NotImplementedError
 
     def _facts(self, held: Held) -> dict[str, Any]:
-        """Return what a snapshot says about itself; see `renew`."""
+        """Return the facts to record in a snapshot; see `renew`."""
         return {}
 
     def after_fork(self) -> None:
@@ -131,12 +131,12 @@ class LocalPart(Part[Held]):
 
     @property
     def folder(self) -> Path:
-        """The folder of the snapshots. Parts from another encoder's vectors have one of their own."""
+        """The folder of the snapshots; each encoder has its own."""
         return self.store.path.parent / f"{self.folder_name}{self.manifest.suffix}"
 
     @contextmanager
     def lend(self, reader: Reader) -> Iterator[Held]:
-        """Lend what is held at the moment of `reader`; nobody changes it meanwhile."""
+        """Lend what is held, at the reader's moment; nobody changes it meanwhile."""
         moment = reader.moment()
         while True:
             with self._lock.shared():
@@ -145,7 +145,7 @@ class LocalPart(Part[Held]):
                     return
             with self._lock.alone():
                 if moment.change < max(self.manifest.since, self._moment.change if self._moment else 0):
-                    raise MomentPassedError(f"{self.folder} is at a later change than {moment.change}; look again")
+                    raise MomentPassedError(f"{self.folder} is at a later change than {moment.change}; search again")
                 self._catch_up(reader, moment)
 
     def prepare(self, reader: Reader) -> None:
@@ -171,9 +171,9 @@ class LocalPart(Part[Held]):
             self._save()
 
     def renew(self) -> None:
-        """Build what is held again if the newest snapshot says that it pays by now: writes call this, not searches.
+        """Rebuild what is held if the newest snapshot says that it pays now.
 
-        Searches go on meanwhile. Nothing depends on it, so a failure is only logged.
+        Writes call this, not searches; searches go on meanwhile. Nothing depends on it, so a failure is only logged.
         """
         try:
             with self.store.reading() as reader:
@@ -183,7 +183,7 @@ class LocalPart(Part[Held]):
                     return
                 manifest, held = self.manifest, self._build(reader)
         except (HceError, OSError) as error:
-            logger.debug("%s is not built again: %s", self.folder, error)
+            logger.debug("%s is not rebuilt: %s", self.folder, error)
             return
         with self._lock.alone():
             if manifest is self.manifest:
@@ -196,7 +196,7 @@ class LocalPart(Part[Held]):
         self._held = self._moment = None
         failed: set[Moment] = set()
         while True:
-            # A rebuild forgets what was removed before it, and what the store was like then.
+            # A rebuild of the index deletes records of earlier moments and removals, so what is held may be too old.
             if held is None or held_at is None or reader.moment_at(held_at.change, held_at.token) is None:
                 held, held_at = self._loaded(reader)
             try:
@@ -207,16 +207,16 @@ class LocalPart(Part[Held]):
                         held.remove(gone)
                 break
             except FormatError:
-                if held_at in failed:  # also as it is on disk now
+                if held_at in failed:  # the snapshot on disk is damaged too
                     raise
                 failed.add(held_at)
-                held = None  # another process may have replaced the snapshot that this one still read from
+                held = None  # load again: another process may have replaced the snapshot whose files are mapped here
         self._held, self._moment = held, moment
         if self._behind > max(ROWS_BEHIND, SHARE_BEHIND * len(held)):
             self._try_to_save()
 
     def _loaded(self, reader: Reader) -> tuple[Held, Moment]:
-        """Load the newest usable snapshot, or build; return what is held, and its moment."""
+        """Load the newest usable snapshot, or build; return the result and its moment."""
         for folder in self._snapshots():
             try:
                 if (moment := self._moment_of(_read_snapshot(folder), reader)) is None:
@@ -224,7 +224,7 @@ class LocalPart(Part[Held]):
                 with progress_bar(f"loading the {self.folder_name}", None, "snapshots"):
                     held = self._checked(folder, reader, moment)
             except FormatError as error:
-                if is_folder(folder):  # else another process has just put a newer one in its place
+                if is_folder(folder):  # otherwise another process has just replaced it with a newer one
                     logger.warning("%s, which is done now from the store", error)
                 continue
             self._behind = 0
@@ -248,7 +248,7 @@ class LocalPart(Part[Held]):
         return reader.moment().documents
 
     def facts(self, reader: Reader) -> dict[str, Any]:
-        """Return what the newest usable snapshot, if any, says about itself, and when it was `written`."""
+        """Return the facts of the newest usable snapshot, and when it was `written`."""
         for folder in self._snapshots():
             saved = _saved_in(folder)
             with suppress(FileNotFoundError):  # deleted meanwhile
@@ -258,10 +258,10 @@ class LocalPart(Part[Held]):
         return {}
 
     def ahead(self) -> Path | None:
-        """Return a snapshot that is later than the store, which then lost writes."""
+        """Return a snapshot of a write that the store lacks, and so has lost."""
         for folder in self._snapshots():
             saved = _saved_in(folder)
-            with self.store.reading() as reader:  # of a moment after the snapshot was read
+            with self.store.reading() as reader:  # opened after the snapshot was read, so it cannot be older
                 now = reader.moment()
             if saved.get("change", -1) >= now.change and (saved["change"], saved.get("token")) != now[:2]:
                 return folder
@@ -277,12 +277,12 @@ class LocalPart(Part[Held]):
                 yield folder, str(error)
 
     def _moment_of(self, saved: dict[str, Any], reader: Reader) -> Moment | None:
-        """Return the moment of a snapshot; None if it is of another engine or store."""
+        """Return the moment of a snapshot; None if it is from another engine or store."""
         is_usable = self._identity().items() <= saved.items()
         return reader.moment_at(saved.get("change", -1), saved.get("token", "")) if is_usable else None
 
     def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Held:
-        """Read a snapshot, maybe a stranger's, that claims to be of a moment."""
+        """Load a snapshot, perhaps a stranger's; FormatError if it is not of its moment."""
         check_tree(folder, self.store.path.parent)
         held = self._load(folder, reader.numbers_at(moment))
         if held is None:
@@ -290,15 +290,15 @@ class LocalPart(Part[Held]):
         return held
 
     def _try_to_save(self) -> None:
-        """Save a snapshot unless someone is writing; nothing depends on it."""
+        """Save a snapshot unless another process is writing; nothing depends on it."""
         try:
-            with self.store.writing(wait=0):  # so that no two processes write and tidy up here at once
+            with self.store.writing(wait=0):  # so that no two processes write and delete snapshots at once
                 self._save()
         except (HceError, OSError) as error:
             logger.debug("no snapshot was written: %s", error)
 
     def _is_wanted(self) -> bool:
-        """Return whether the manifest still names such a part after other processes."""
+        """Return whether the manifest on disk still names this engine and encoder."""
         manifest = Manifest.read(self.store.path.parent)
         if self.manifest.suffix != manifest.suffix:
             other = manifest.standby()
@@ -306,12 +306,12 @@ class LocalPart(Part[Held]):
                 return False
             manifest = manifest.with_active(other)
         named = asdict(manifest)
-        if named["engine"] not in ENGINES:  # an engine that is no more, which this one stands in for
+        if named["engine"] not in ENGINES:  # this engine replaces one that no longer exists
             del named["engine"]
         return all(named.get(name, value) == value for name, value in self._identity().items())
 
     def _save(self) -> None:
-        """Write a snapshot, and delete all others along with what killed processes left."""
+        """Write a snapshot; delete all others, and leftovers of killed processes."""
         held, moment, within = self._held, self._moment, self.store.path.parent
         if held is None or moment is None or not self._is_wanted():
             return
@@ -340,7 +340,7 @@ def _read_snapshot(folder: Path) -> dict[str, Any]:
 
 
 def _saved_in(folder: Path) -> dict[str, Any]:
-    """Return what the file of a snapshot says; nothing if it is damaged."""
+    """Return the contents of a snapshot's file; nothing if it is damaged."""
     with suppress(FormatError):
         return _read_snapshot(folder)
     return {}
@@ -418,7 +418,7 @@ class WordsPart(LocalPart[Words]):
 
 
 def _passage_texts(reader: Reader, after: int) -> Iterator[PassageText]:
-    """Read the passages of documents above `after`, with short titles before them."""
+    """Yield the passages of documents above `after`, each after a short title."""
     for number, extents in reader.all_extents(after):
         for document in reader.documents([number]).values():
             text, title = document.full_text, document.title.strip()
@@ -431,18 +431,18 @@ def _passage_texts(reader: Reader, after: int) -> Iterator[PassageText]:
 
 
 class Derived:
-    """The parts that are derived from a store with one encoder; each lends what it holds at a reader's moment.
+    """The parts derived from a store with one encoder's vectors.
 
     Attributes:
         engine_part: the engine of the vectors of all documents.
         passages_part: the engine of the passages of long documents; unused if there are none.
         words_part: the words of all texts.
-        mirror: the `Mirror` of the engine's home, which sends writes there; None if the engine is in this process.
+        mirror: the `Mirror` that sends writes to an engine elsewhere; None if the engine is in this process.
         engine_name: the name of the engine that searches.
     """
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Any = None) -> None:
-        # The usual engine stands in for one that this version no longer has.
+        # The default engine replaces one that this version no longer has.
         self.engine_name = manifest.engine if manifest.engine in (*ENGINES, *ELSEWHERE) else ENGINES[0]
         known = replace(manifest, engine=self.engine_name)
         self.mirror = mirror or (home_of(manifest.engine).Mirror(store) if manifest.engine in ELSEWHERE else None)
@@ -452,7 +452,7 @@ class Derived:
         self._warn(store, manifest)
 
     def _warn(self, store: Store, manifest: Manifest) -> None:
-        """Warn of an engine that is no more, and of writes that the store has lost."""
+        """Warn of an engine that no longer exists, and of writes that the store has lost."""
         if self.engine_name != manifest.engine:
             with store.reading() as reader:
                 is_built = bool(self.engine_part.facts(reader))
@@ -471,11 +471,11 @@ class Derived:
                 )
 
     def parts(self, reader: Reader) -> list[Part[Any]]:
-        """Return the engine, the engine of passages if there are some, and the words."""
+        """Return the engine, the engine of passages if there are any, and the words."""
         return [self.engine_part, *([self.passages_part] if reader.has_passages() else []), self.words_part]
 
     def follow_write(self) -> None:
-        """Send a write to an engine elsewhere, or renew one here if that pays."""
+        """Send a write to an engine elsewhere, or rebuild one here if that pays."""
         if self.mirror is not None:
             self.mirror.follow()
             return
@@ -483,27 +483,27 @@ class Derived:
             part.renew()
 
     def close(self) -> None:
-        """Close the connection to an engine that lives elsewhere."""
+        """Close the connection to an engine elsewhere."""
         if self.mirror is not None:
             self.mirror.close()
 
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
-        """Build all parts again, with the engine that `manifest` names."""
+        """Rebuild all parts, with the engine that `manifest` names."""
         self.engine_name = manifest.engine
         for part in self.parts(reader):
-            if self.mirror is None or part is not self.passages_part:  # an engine elsewhere along with the passages
+            if self.mirror is None or part is not self.passages_part:  # elsewhere, the engine includes the passages
                 part.rebuild(reader, manifest)
 
 
 def home_of(engine: str) -> Any:
-    """Import the module of an engine elsewhere, such as `hce.milvus.mirror`; InputError if it has none."""
+    """Import the module of an engine elsewhere; InputError if it has none."""
     if engine not in HOMES:
         raise InputError(f"engine {engine!r}: has no address; choose one of {', '.join(HOMES)}")
     return import_module(HOMES[engine])
 
 
 def replica_at(address: str | Path, encoder: Encoder | None) -> Index | None:
-    """Open the index that is read at an address; None if it is no address."""
+    """Open the index at an address, for reading only; None if it is not an address."""
     for engine in HOMES:
         if home_of(engine).is_address(address):
             replica: Index = home_of(engine).open_replica(address, encoder)
@@ -512,18 +512,18 @@ def replica_at(address: str | Path, encoder: Encoder | None) -> Index | None:
 
 
 def trust_address_of(index_folder: str | Path) -> None:
-    """Remember the address that an index names as one that this user has named; FormatError without an index."""
+    """Trust the address that an index names, as if this user had named it."""
     manifest = Manifest.read(Path(index_folder))
     if manifest.engine_at is not None:
         home_of(manifest.engine).trust(manifest.engine_at)
 
 
 class SharedLock:
-    """A lock shared by any number of threads or held by one, who goes before new sharers."""
+    """A lock shared by any number of threads, or held by one alone; a thread that waits to be alone goes first."""
 
     def __init__(self) -> None:
         self._condition = Condition()
-        self._sharing = 0  # −1 where one holds it alone
+        self._sharing = 0  # the number of threads; −1 if one holds the lock alone
         self._waiting = 0
 
     @contextmanager

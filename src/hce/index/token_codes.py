@@ -1,7 +1,7 @@
-"""The tokens of an index's texts, which reorder the first hits of a hybrid search: see `hce.encoding.reranker`.
+"""The codes of an index's tokens, which reorder the first hits of a hybrid search: see `hce.encoding.reranker`.
 
-A folder holds the space of the tokens and, by text, their codes. Codes come with the pass of the encoder that makes a
-vector. They only save time: a search makes those that are missing or damaged.
+A folder holds the space of the tokens, and the codes of each text. The same pass of the encoder makes a text's vector
+and its codes. Stored codes only save time: a search computes missing or damaged ones.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ FOLDER = "tokens"
 SPACE_FILE = "space.safetensors"
 SCHEMA = "CREATE TABLE IF NOT EXISTS codes (content INTEGER PRIMARY KEY, codes BLOB NOT NULL)"
 TEXTS_AT_ONCE = 1024
-MOST_QUERIES = 4096  # whose tokens are remembered between their encoding and their search
-SECONDS_TO_WAIT = 2.0  # for another process; what cannot be read or written then is made again
+MOST_QUERIES = 4096  # cached between their encoding and their search
+SECONDS_TO_WAIT = 2.0  # for another process; codes that cannot be read or written by then are computed again
 
 
 class TokenCodes:
-    """The codes of texts' tokens in a folder, for any number of threads and processes; and tokens of the last queries.
+    """The codes of texts in a folder, and the tokens of the last queries; safe for many threads and processes.
 
     Attributes:
-        folder: where they are.
-        share: the number of the file that this process alone fills, on one of several hosts; 0 is the common file.
+        folder: the folder of the space and the codes.
+        share: the number of the file that only this process fills, if several work together; 0 for the common file.
     """
 
     def __init__(self, folder: Path, share: int = 0) -> None:
@@ -60,7 +60,7 @@ class TokenCodes:
 
     @classmethod
     def find(cls, folder: Path) -> TokenCodes | None:
-        """Return what is kept in a folder; None if it is missing or its space damaged."""
+        """Return the codes in a folder; None if it is missing or its space is damaged."""
         found = cls(folder) if is_token_folder(folder) else None
         try:
             return found if found and found.space else None
@@ -70,27 +70,27 @@ class TokenCodes:
 
     @classmethod
     def create(cls, folder: Path, space: TokenSpace) -> TokenCodes:
-        """Make a folder for the codes of a space, without any yet."""
+        """Create a folder for the codes of a space, still empty."""
         with new_folder(folder) as new:
             space.save(new / SPACE_FILE)
         return cls(folder)
 
     @cached_property
     def space(self) -> TokenSpace:
-        """What turns states into codes; FormatError if it is damaged."""
+        """The space that turns states into codes; FormatError if it is damaged."""
         from hce.encoding.reranker import TokenSpace
 
         return TokenSpace.load(self.folder / SPACE_FILE)
 
     @property
     def file(self) -> Path:
-        """The file of the codes, named after their space: a process that has another space never uses it."""
+        """The file of the codes, named after their space, so that a process with another space does not use it."""
         return self.folder / f"codes-{self.space.checksum:08x}{f'-{self.share}' if self.share else ''}.sqlite"
 
     # ------------------------------------------------------------------------------------------------- queries
 
     def keep_query(self, text: str, ids: np.ndarray, states: Tensor) -> None:
-        """Remember the tokens of a query until it is searched for."""
+        """Cache the tokens of a query until its search."""
         if len(self._queries) >= MOST_QUERIES:
             self._queries = {}
         self._queries[text] = self.space.query(ids, states)
@@ -98,7 +98,7 @@ class TokenCodes:
     def in_order(
         self, encoder: IndexEncoder, queries: Sequence[str], hits: Sequence[Sequence[Hit]], tokens_share: float
     ) -> list[list[Hit]]:
-        """Reorder the first hits of each query; the encoder makes missing codes."""
+        """Reorder the first hits of each query; compute missing codes."""
         known = self._queries
         if not all(query in known for query in queries):
             known = {}
@@ -120,7 +120,10 @@ class TokenCodes:
 
     @contextmanager
     def filling(self, made: dict[str, np.ndarray] | None = None) -> Iterator[OnTokens]:
-        """Yield a callback for tokens. Their codes are kept some texts at a time, and put into `made` if given."""
+        """Yield a callback for tokens, which stores their codes some texts at a time.
+
+        If `made` is given, the codes are also put there.
+        """
         found: dict[str, np.ndarray] = {}
 
         def keep(text: str, ids: np.ndarray, states: Tensor) -> None:
@@ -135,7 +138,7 @@ class TokenCodes:
         self.put(found)
 
     def put(self, codes: Mapping[str, np.ndarray]) -> None:
-        """Keep codes by text; if that fails now, they will be made again."""
+        """Store codes by text; if that fails, a search computes them again."""
         rows = [(_key(text), _sealed(each)) for text, each in codes.items()]
         try:
             self._insert(rows)
@@ -143,20 +146,20 @@ class TokenCodes:
             logger.debug("%s: tokens are not kept (%s)", self.folder, error)
 
     def _insert(self, rows: list[tuple[int, bytes]], *, again: bool = False) -> None:
-        """Put rows into the file in one transaction; a damaged file is replaced, once."""
+        """Insert rows in one transaction; replace a damaged file, once."""
         try:
             with _opened(self.file) as connection, connection:
                 connection.execute(SCHEMA)
                 connection.executemany("INSERT OR REPLACE INTO codes VALUES (?, ?)", rows)
         except sqlite3.DatabaseError as error:
-            if again or isinstance(error, sqlite3.OperationalError):  # a full disk, another who writes
+            if again or isinstance(error, sqlite3.OperationalError):  # a full disk, or another writer
                 raise
-            logger.warning("%s: %s was damaged, and is started again", self.folder, self.file.name)
+            logger.warning("%s: %s was damaged, and starts over empty", self.folder, self.file.name)
             delete_file(self.file)
             self._insert(rows, again=True)
 
     def get(self, texts: Collection[str]) -> dict[str, np.ndarray]:
-        """Return the codes of those texts that are kept, each of shape (tokens, DIM)."""
+        """Return the stored codes of some texts, each of shape (tokens, DIM)."""
         wanted = {_key(text): text for text in texts}
         query = f"SELECT content, codes FROM codes WHERE content IN ({', '.join('?' * len(wanted))})"  # noqa: S608
         try:
@@ -172,11 +175,11 @@ class TokenCodes:
     # ------------------------------------------------------------------------------------------------- the file
 
     def take_in_shares(self) -> None:
-        """Move what other processes have kept in files of their own into the common file."""
+        """Move the codes from the files of other processes into the common file."""
         shares = re.compile(rf"{self.file.stem}-[0-9]+\.sqlite")
         for share in [self.folder / name for name in names_in(self.folder) if shares.fullmatch(name)]:
             try:
-                self._insert([])  # so that there is a file to copy to
+                self._insert([])  # makes sure that the common file exists
                 with _opened(share), _opened(self.file) as connection:
                     connection.execute("ATTACH ? AS share", (str(share),))
                     with connection:
@@ -186,7 +189,7 @@ class TokenCodes:
             delete_file(share)
 
     def keep_only(self, reader: Reader) -> None:
-        """Forget the texts of documents that are gone; searches go on meanwhile."""
+        """Drop the codes of deleted texts; searches go on meanwhile."""
         if not is_file(self.file):
             return
         copy = self.folder / f".{self.file.name}.partial"
@@ -203,22 +206,22 @@ class TokenCodes:
             raise InputError(f"{self.folder}: {error}; check the disk's space, or delete the folder") from error
 
     def _copy(self, connection: sqlite3.Connection, keys: Iterable[int]) -> None:
-        """Copy the codes of some texts from the present file; none if that is damaged."""
+        """Copy the codes of some texts from the current file; none if it is damaged."""
         connection.execute("CREATE TEMP TABLE kept (content INTEGER PRIMARY KEY)")
         connection.executemany("INSERT OR IGNORE INTO kept VALUES (?)", ((key,) for key in keys))
         connection.commit()
         try:
-            with _opened(self.file):  # which checks what is in it
+            with _opened(self.file):  # checks its schema
                 connection.execute("ATTACH ? AS before", (str(self.file),))
             with connection:
                 connection.execute("INSERT INTO codes SELECT * FROM before.codes WHERE content IN kept")
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
-                raise  # a full disk, another who writes
-            logger.warning("%s: %s was damaged (%s), and is started again", self.folder, self.file.name, error)
+                raise  # a full disk, or another writer
+            logger.warning("%s: %s was damaged (%s), and starts over empty", self.folder, self.file.name, error)
 
     def damage(self) -> str | None:
-        """Return what is not as it was written, in one line; None if nothing is."""
+        """Describe the damage in one line; None if there is none."""
         try:
             if not is_file(self.file):
                 return None
@@ -234,7 +237,7 @@ class TokenCodes:
 
 
 def token_folder(index_folder: Path, suffix: str) -> Path:
-    """Return the folder of the tokens of the encoder with this suffix."""
+    """Return the folder of an encoder's tokens, by the suffix of its folders."""
     return index_folder / f"{FOLDER}{suffix}"
 
 
@@ -244,7 +247,7 @@ def is_token_folder(folder: Path) -> bool:
 
 
 def encode_keeping_tokens(encoder: IndexEncoder, codes: TokenCodes | None, texts: list[str]) -> np.ndarray:
-    """Encode documents to unit vectors (texts, n), and keep their tokens, if at all."""
+    """Encode documents to unit vectors (texts, n); store their codes, if any are kept."""
     if codes is None:
         return encoder.encode(texts, "document")
     with codes.filling() as on_tokens:
@@ -252,7 +255,7 @@ def encode_keeping_tokens(encoder: IndexEncoder, codes: TokenCodes | None, texts
 
 
 def read_all_tokens(folder: Path, encoder: Encoder, reader: Reader, *, progress: bool) -> None:
-    """Read all documents for their tokens into a new folder, if there are any."""
+    """Encode all documents to store their codes in a new folder, if there are any."""
     from hce.encoding.reranker import COUNTED, TokenSpace
 
     numbers = reader.numbers()
@@ -273,7 +276,7 @@ def read_all_tokens(folder: Path, encoder: Encoder, reader: Reader, *, progress:
 def in_order_of_tokens(
     query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray], tokens_share: float
 ) -> list[Hit]:
-    """Reorder the first hits by what tokens add to their scores; the others follow."""
+    """Reorder the first hits by the scores with tokens; the others follow."""
     first, others = hits[:TOKENS_FIRST], hits[TOKENS_FIRST:]
     none = np.zeros((0, query.vectors.shape[1]), np.int8)
     similarities = query.max_similarities([codes.get(read_text(hit), none) for hit in first])
@@ -296,7 +299,7 @@ def in_order_of_tokens(
 
 
 def _opened(file: Path) -> closing[sqlite3.Connection]:
-    """Open a file of codes, which may not be there yet."""
+    """Open a file of codes, new or existing; DatabaseError if its schema is another."""
     require_own_files(file)
     connection = sqlite3.connect(file, timeout=SECONDS_TO_WAIT)
     try:
@@ -309,8 +312,8 @@ def _opened(file: Path) -> closing[sqlite3.Connection]:
     return closing(connection)
 
 
-def _key(text: str) -> int:
-    """Return the key of a text; an encoder ignores white space at its ends."""
+    """Return the key of a text, stripped: encoders ignore outer white space."""
+    """Return the key of a text without white space at its ends, as encoders ignore it."""
     return content_key(text.strip())
 
 
