@@ -1,11 +1,13 @@
 """Ranking: from queries to hits, at one moment of an index.
 
-Meaning finds the nearest documents, a long document by its nearest passage. Words find the documents that share a word
-with the query. A hybrid search fuses both. Documents are ranked by their numbers; then the store looks them up.
+A search by meaning finds the nearest documents; a long document is as near as its nearest passage. A search by words
+finds documents that share a word with the query. A hybrid search fuses both. The search ranks numbers; then the store
+supplies the documents.
 
-At the end of this module: whether a best hit is a good match. Spans of some documents are searched for as if these
-documents were not there. If the best hit of a query is as far off as the farthest fifth of the best hits of spans
-(`FARTHEST`), by its cosine and also by the words that it shares with the query, nothing in the index is a good match.
+The end of this module decides whether the best hit is a good match. For comparison, it searches for spans of some
+documents as if these documents were not there. A hit is too far off if it is as far as the farthest fifth of the best
+hits of spans (`FARTHEST`). If both its cosine and the words that it shares with the query are too far off, nothing in
+the index is a good match.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 SearchMode = Literal["hybrid", "dense", "words"]
 
 RERANKED = 50  # hits that a cross-encoder reads by default
-# Thresholds above which two documents are near-equal; at 0.95 and 0.8, min was folded under max (docs/LOG.md).
+# Thresholds from which two documents are near-equal. At 0.95 and 0.8, min was folded under max (docs/LOG.md).
 SAME_MEANING = 0.97  # the cosine of their vectors
 SAME_WORDS = 0.9  # the share of their distinct words that both have
 
@@ -59,20 +61,19 @@ class Hit(NamedTuple):
 
     Attributes:
         rank: 1 for the best.
-        score: the cosine to the query; in a hybrid search the sum of the three parts below, at most 1; in a search by
-            words alone, BM25; where a cross-encoder re-ranked the hits, the cross-encoder's score.
+        score: in a hybrid search, the sum of the three parts below, at most 1. By meaning alone, the cosine to the
+            query; by words alone, BM25. After a cross-encoder, its score.
         number: the number of the document in the store.
-        from_meaning: the part of the score that the vectors gave.
-        from_words: the part of the score that shared words gave.
-        from_tokens: the part of the score that single tokens gave, see `hce.encoding.reranker`.
-        matched: the query's words that the document has, in any form; only the first 64 words are looked for. Words
-            that stand in every English text ("the", "from") are left out, unless the query has no others.
-        passage: the passage that a long document was found by, as its place in the text, `text[start:stop]`; None if
-            no passage was better than the document. In a hybrid search, the passage of words if words gave more of
-            the score.
-        first_rank: the rank before a cross-encoder re-ranked the hits; None if none did.
-        folded: the ids of near-equal documents that were found below this one and left out, best first.
-        path: the nodes of the tree that the document lies under, from the top; empty if the index has no tree.
+        from_meaning: the part of the score that comes from the vectors.
+        from_words: the part of the score that comes from shared words.
+        from_tokens: the part of the score that comes from tokens, see `hce.encoding.reranker`.
+        matched: the query's words that the document has, in any form, among the first 64 words. Very common words
+            ("the", "from") are left out, unless the query has no others.
+        passage: the passage of a long document that matched, `text[start:stop]`; None if no passage was better than the
+            entire document. In a hybrid search, it comes from words if these gave more of the score.
+        first_rank: the rank before a cross-encoder reordered the hits; None without one.
+        folded: the ids of near-equal documents that ranked below this one and were left out, best first.
+        path: the nodes above the document in the tree, from the top; empty if the index has no tree.
     """
 
     rank: int
@@ -98,11 +99,11 @@ class Hit(NamedTuple):
         return cls(rank, from_meaning + from_words, *shown, number, from_meaning, from_words)
 
     def as_dict(self, query: str | None = None) -> dict[str, Any]:
-        """Return the fields to show, for JSON; not the number, which means nothing outside the store.
+        """Return the fields for JSON, except the number, which is internal.
 
         Args:
-            query: the text that was searched for; with it, the snippet and its start are added, and where words of the
-                query stand in the snippet and in the title, in code points.
+            query: the text that was searched for. If given, the result also has the snippet, its start, and the places
+                of the query's words in snippet and title, in code points.
         """
         shown = {name: value for name, value in self._asdict().items() if name != "number"}
         shown["path"] = [dict(vars(node)) for node in self.path]
@@ -113,7 +114,7 @@ class Hit(NamedTuple):
         return shown | {"title_marks": QueryWords(query).marks_in(self.title)}
 
     def snippet(self, query: str, length: int = SNIPPET_CHARACTERS) -> Snippet:
-        """Return what to show of the text: the passage that was found, else the part with most of the query's words.
+        """Return the passage found, or else the part with most of the query's words.
 
         >>> hit = Hit(1, 0.5, "a", "", "No shoes. " * 40 + "Red hats of felt.", {})
         >>> snippet = hit.snippet("hat")
@@ -122,13 +123,13 @@ class Hit(NamedTuple):
 
         Args:
             query: the text that was searched for.
-            length: of such a part, in characters; a passage is not cut to it.
+            length: the length of such a part, in characters; a passage is not shortened.
         """
         return snippet_of(self.text, self.passage, QueryWords(query), length)
 
 
 def checked_queries(queries: str | Sequence[str]) -> list[str]:
-    """Return the texts to look for; InputError if one is not a non-empty text."""
+    """Return the queries as a list; InputError if one is no text, or empty."""
     if not isinstance(queries, Iterable) or isinstance(queries, bytes):
         raise InputError(f"a query is a text or a list of texts, not a {type(queries).__name__}")
     texts = [queries] if isinstance(queries, str) else list(queries)
@@ -159,7 +160,7 @@ def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
 
 
 def check_k(k: int, name: str = "k") -> None:
-    """Make sure that k is an integer from 1 on."""
+    """Fail unless k is a positive integer."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise InputError(f"{name} = {k!r}: give a whole number")
     if k < 1:
@@ -167,13 +168,13 @@ def check_k(k: int, name: str = "k") -> None:
 
 
 def check_mode(mode: str) -> None:
-    """Make sure that there is such a mode of search."""
+    """Fail if there is no such mode of search."""
     if mode not in get_args(SearchMode):
         raise InputError(f"mode {mode!r}: choose one of {', '.join(get_args(SearchMode))}")
 
 
 class Searched(NamedTuple):
-    """The parts of an index at one moment; those that a search does not read are None."""
+    """The parts of an index at one moment; parts that a search does not need are None."""
 
     reader: Reader
     engine: Engine | None
@@ -183,7 +184,7 @@ class Searched(NamedTuple):
 
 @contextmanager
 def searched_at(reader: Reader, derived: Derived, mode: SearchMode) -> Iterator[Searched]:
-    """Lend what a search needs, always in the same order, against deadlocks."""
+    """Lend the parts that a search needs, in a fixed order to avoid deadlocks."""
     with ExitStack() as stack:
         engine = stack.enter_context(derived.engine_part.lend(reader)) if mode != "words" else None
         has_passages = engine is not None and reader.has_passages()
@@ -207,11 +208,12 @@ def find_hits(
 ) -> list[list[Hit]]:
     """Find the k best documents for each query, best first.
 
-    The vectors of the queries are of shape (queries, n), float32, or None in a search by words alone. `allowed` are the
-    numbers to search among, rising. `unique` counts near-equal documents as one, `matched` fills in `Hit.matched`.
+    The queries' vectors have shape (queries, n), float32, or are None in a search by words alone. `allowed` has the
+    numbers to search among, rising; None is all. `unique` counts near-equal documents as one; `matched` fills in
+    `Hit.matched`.
 
     Raises:
-        MomentPassedError: a derived part has gone on to a later moment.
+        MomentPassedError: a derived part is at a later moment.
     """
     with searched_at(reader, derived, mode) as searched:
         most = max(1, reader.moment().documents)
@@ -230,7 +232,7 @@ def find_hits(
 
 
 def with_matched(reader: Reader, derived: Derived, queries: Sequence[str], hits: list[list[Hit]]) -> list[list[Hit]]:
-    """Fill in `Hit.matched`, unless the words have gone on to a later moment."""
+    """Fill in `Hit.matched`, unless the words are at a later moment."""
     with suppress(MomentPassedError), derived.words_part.lend(reader) as words:
         return _with_matched(words, queries, hits)
     return hits
@@ -245,7 +247,7 @@ def with_paths(reader: Reader, tree: NumberedHierarchy | None, hits: list[list[H
 
 
 Ranking = tuple[Ranked, dict[int, int]]
-"""Documents, best first; and by document the number of its nearest passage, 0 for the document's own vector."""
+"""Documents, best first; and document → its nearest passage, 0 if the document's own vector is nearer."""
 
 
 def _rankings(
@@ -256,9 +258,9 @@ def _rankings(
     words_share: float,
     allowed: np.ndarray | None,
 ) -> list[Ranking]:
-    """Rank documents for each query: candidates by meaning, candidates by words, or both fused."""
+    """Rank documents for each query by meaning, by words, or by both fused."""
     _, engine, passages, words = searched
-    if engine is None or vectors is None:  # an empty index of words is false, and finds nothing
+    if engine is None or vectors is None:  # compare with None: an empty index of words is false, too
         found = [] if words is None else [words.search(query, k, allowed) for query in queries]
         return [(Ranked(each.numbers, np.zeros(len(each.numbers)), *each[1:]), {}) for each in found]
     count = k if words is None else candidate_count_for(k)
@@ -291,7 +293,10 @@ def _rankings(
 def cosines_of(
     searched: Searched, query_vector: np.ndarray, passage_of: dict[int, int], numbers: np.ndarray
 ) -> np.ndarray:
-    """Compute cosines of documents, (m,), or of their passages where these are nearer, which `passage_of` then has."""
+    """Compute cosines of documents, (m,); a nearer passage counts instead.
+
+    Such passages are added to `passage_of`.
+    """
     if not len(numbers) or searched.engine is None:
         return np.zeros(0, np.float32)
     cosines = searched.engine.scores(query_vector, numbers)
@@ -300,7 +305,7 @@ def cosines_of(
     further = searched.reader.passages_of(numbers.tolist())
     nearer = further.vectors @ query_vector
     places = {number: place for place, number in enumerate(numbers.tolist())}
-    for row in np.argsort(nearer, kind="stable").tolist():  # the nearest one last, which stays
+    for row in np.argsort(nearer, kind="stable").tolist():  # the nearest comes last, and overwrites the others
         document = int(further.documents[row])
         if nearer[row] > cosines[places[document]]:
             cosines[places[document]] = nearer[row]
@@ -312,7 +317,7 @@ def cosines_of(
 
 
 def _hits(reader: Reader, rankings: list[Ranking]) -> list[list[Hit]]:
-    """Look up the documents of the numbers, and the passages that they were found by."""
+    """Look up the ranked documents, and the passages that matched."""
     documents = reader.documents({number for ranked, _ in rankings for number in ranked.numbers.tolist()})
     hits = []
     for ranked, passage_of in rankings:
@@ -335,7 +340,7 @@ def _hits(reader: Reader, rankings: list[Ranking]) -> list[list[Hit]]:
 def extent_in_text(document: Document | Hit, extent: Passage) -> Passage:
     """Convert the place of a passage in `full_text` to its place in the text."""
     joined = f"{document.title} {document.text}"
-    before = len(document.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` begins with no white space
+    before = len(document.title) + 1 - (len(joined) - len(joined.lstrip()))  # `full_text` is stripped at its start
     start, stop = (min(max(end - before, 0), len(document.text)) for end in extent)
     return Passage(start, stop)
 
@@ -357,7 +362,7 @@ def _with_matched(words: Words, queries: Sequence[str], hits: list[list[Hit]]) -
 
 
 def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
-    """Leave out each hit that is near-equal to a better one, which then names it.
+    """Leave out each hit that is near-equal to a better one, whose `folded` lists it.
 
     Two documents are near-equal if the cosine of their vectors is at least `SAME_MEANING`, and they share at least
     `SAME_WORDS` of their distinct words, ignoring case.
@@ -385,10 +390,10 @@ def _are_same(words: frozenset[str], others: frozenset[str]) -> bool:
 
 
 def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> list[Hit]:
-    """Sort the first `depth` hits by a cross-encoder's scores; ties stay in their order.
+    """Sort the first `depth` hits by a cross-encoder's scores; ties keep their order.
 
-    These hits keep their earlier rank as `first_rank`. Of a long document, the cross-encoder reads the title and the
-    passage that was found. The other hits follow in their order, their scores moved below.
+    `first_rank` keeps their earlier rank. For a long document, the cross-encoder reads the title and the passage that
+    was found. The other hits follow in their order, with scores shifted below.
     """
     first, others = hits[:depth], hits[depth:]
     scores = reranker.scores(query, [read_text(hit) for hit in first])
@@ -402,12 +407,12 @@ def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> lis
 
 
 def read_text(hit: Hit) -> str:
-    """Return the text to read of a hit: all, or the title and the passage found."""
+    """Return the text of a hit to encode: all of it, or title and passage found."""
     return read_passage(hit, hit.passage) if hit.passage else Document(hit.id, hit.text, hit.title).full_text
 
 
 def read_passage(document: Document | Hit, passage: Passage) -> str:
-    """Return the text to read of a passage in the text: the title, then the passage."""
+    """Return the text of a passage to encode: the title, then the passage."""
     return Document(document.id, document.text[passage.start : passage.stop], document.title).full_text
 
 
@@ -415,26 +420,26 @@ def read_passage(document: Document | Hit, passage: Passage) -> str:
 
 
 BETWEEN_SPACES = re.compile(r"\S+")
-SPANS = 240  # that are searched for
+SPANS = 240  # spans to search for
 LENGTHS = (3, 8, 20)  # of the spans, in words
-LEAST = 60  # spans to judge by
-SECONDS = 10.0  # after which no further spans are searched for
-AT_ONCE = 24  # spans
-DEPTH = 10  # hits, among which there is one that is not near-equal to the span's own document
-FARTHEST = 0.2  # the share of those best hits that are too far off; measured in docs/LOG.md
+LEAST = 60  # spans that thresholds need
+SECONDS = 10.0  # time limit of these searches
+AT_ONCE = 24  # spans per search
+DEPTH = 10  # hits to look at for one that is not near-equal to the span's own document
+FARTHEST = 0.2  # share of the spans' best hits that counts as too far off; measured in docs/LOG.md
 
 
 @dataclass(frozen=True)
 class MatchThresholds:
     """Thresholds taken from the best hits of spans: a good match reaches one of them."""
 
-    fingerprint: str  # of the encoder whose cosines these are
+    fingerprint: str  # of the encoder that the cosine belongs to
     cosine: float
-    coverage: float  # a hit without any of the words is below every threshold
+    coverage: float  # even if this is 0, a hit needs at least one of the words
 
     @classmethod
     def of(cls, fingerprint: str, found: Sequence[HitCloseness]) -> MatchThresholds:
-        """Sum up how close the best hits of spans were, without the spans' own documents."""
+        """Compute thresholds from the best hits of spans, without their own documents."""
         return cls(fingerprint, *np.quantile(np.array(found), FARTHEST, axis=0).tolist())
 
     def is_good(self, found: HitCloseness) -> bool:
@@ -443,7 +448,7 @@ class MatchThresholds:
 
 
 class HitCloseness(NamedTuple):
-    """How close a hit is to a query, of a long document by its nearest passage."""
+    """How close a hit is to a query; for a long document, by its nearest passage."""
 
     cosine: float
     coverage: float  # the share of the query's words that the hit has; a rare word counts for more
@@ -469,7 +474,10 @@ def find_thresholds(
     fingerprint: str,
     words_share: float,
 ) -> MatchThresholds | None:
-    """Search for spans of random documents while there is time; None for too few, or if the moment has passed."""
+    """Find thresholds by searching for spans of random documents while there is time.
+
+    Returns None for too few spans, or if the moment has passed.
+    """
     numbers = reader.numbers()
     if len(numbers) < LEAST:
         return None
@@ -478,7 +486,7 @@ def find_thresholds(
     documents, until, measured = reader.documents(chosen), time.monotonic() + SECONDS, []
     texts = []
     for number, length in zip(chosen, cycle(LENGTHS)):
-        text = documents[number].full_text  # counted between spaces: code has many marks
+        text = documents[number].full_text  # count words by spaces, as code has many marks
         spans = [match.span() for match in BETWEEN_SPACES.finditer(text)]
         texts.append(cut_span(text, length, rng.random(), spans).inside)
     with suppress(MomentPassedError):
@@ -496,7 +504,7 @@ def find_thresholds(
 
 
 def _others(reader: Reader, number: int, hits: list[Hit]) -> list[Hit]:
-    """Leave out a document and those that are near-equal to it."""
+    """Leave out a document, and hits that are near-equal to it."""
     vectors = reader.vectors_at(np.array([number, *(hit.number for hit in hits)], np.int64))
     is_near = vectors[1:] @ vectors[0] >= SAME_MEANING
     return [hit for hit, near in zip(hits, is_near.tolist(), strict=True) if hit.number != number and not near]

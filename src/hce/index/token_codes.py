@@ -247,7 +247,7 @@ def is_token_folder(folder: Path) -> bool:
 
 
 def encode_keeping_tokens(encoder: IndexEncoder, codes: TokenCodes | None, texts: list[str]) -> np.ndarray:
-    """Encode documents to unit vectors (texts, n); store their codes, if any are kept."""
+    """Encode documents to unit vectors (texts, n); store codes if any are kept."""
     if codes is None:
         return encoder.encode(texts, "document")
     with codes.filling() as on_tokens:
@@ -312,8 +312,8 @@ def _opened(file: Path) -> closing[sqlite3.Connection]:
     return closing(connection)
 
 
+def _key(text: str) -> int:
     """Return the key of a text, stripped: encoders ignore outer white space."""
-    """Return the key of a text without white space at its ends, as encoders ignore it."""
     return content_key(text.strip())
 
 

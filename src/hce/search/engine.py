@@ -1,12 +1,12 @@
-"""Engines: numbers to unit vectors, searched by inner product. They know nothing of documents or encoders.
+"""Engines: search numbered unit vectors by inner product. They know nothing of documents or encoders.
 
-An engine is derived from the store and can be thrown away at any time. Here are the protocol, and the engine of this
-process: vectors in a file that is mapped into memory, and codes of four bits for every two or four of their dimensions.
-A search scans the codes by faiss, whose scores are nearly the inner products, and scores the first candidates again by
-the vectors. Of very many vectors only some are scanned: the leaves of the corpus's own tree that are nearest to the
-query. The engine "exact" has no codes, and neither have few vectors: then every vector is scored.
+An engine is derived from the store and can be deleted at any time. This module has the protocol, and the engine of
+this process: vectors in a file mapped into memory, and codes of four bits for every two or four of their dimensions.
+A search scans the codes with faiss, whose scores approximate inner products. Then it scores the best candidates again
+by their vectors. Among very many vectors, it scans only the leaves of the corpus's tree that are nearest to the query.
+The engine "exact" has no codes, and few vectors need none: then every vector is scored.
 
-Files are plain arrays with checksums, checked before faiss gets them: faiss's own readers trust what they read.
+Files are plain arrays with checksums, verified before faiss gets them: faiss's own readers trust their input.
 """
 
 from __future__ import annotations
@@ -33,52 +33,52 @@ from hce.search.exact import Found as Found
 from hce.tree.hierarchy import Hierarchy
 
 ENGINES = ("codes", "exact")
-ELSEWHERE = ("milvus",)  # engines that are no part of this process, and have an address: see `hce.milvus.engine`
+ELSEWHERE = ("milvus",)  # engines outside this process, at an address: see `hce.milvus.engine`
 
-CODED_FROM = 10_000  # vectors; scoring each of fewer takes less than a third of a millisecond
-WIDE_FROM = 200_000  # vectors; a scan of more is faster with wide codes, though it needs more candidates
+CODED_FROM = 10_000  # vectors; scoring all of fewer takes less than a third of a millisecond
+WIDE_FROM = 200_000  # vectors; wide codes then scan faster, although they need more candidates
 ROUTED_FROM = 4_000_000  # vectors; the codes of fewer are all scanned, in 2 ms a million
-GROWN = 4  # times as many vectors: then the engine is built again
-FEW = 20_000  # vectors that a filter leaves; scoring each of fewer takes no longer than a scan
-MARGIN = 1.25  # times the candidates are scanned where some rows may not be found
+GROWN = 4  # times as many vectors as when the engine was built: then it is rebuilt
+FEW = 20_000  # vectors left by a filter; scoring all of fewer takes no longer than a scan
+MARGIN = 1.25  # times as many candidates are scanned if some rows are hidden
 AT_ONCE = 65_536  # rows
 FILES = 3  # the format of an engine on disk
 ARRAYS, VECTORS, CODES = "arrays.safetensors", "vectors.npy", "codes.npy"
 
 BITS = 4  # of a code
-NARROW, WIDE = 2, 4  # dimensions that share a code; wide codes find less, and take half the memory
-SAMPLE, BLOCK = 16_384, 16  # vectors that the codebook is trained on, and how many of them lie together
+NARROW, WIDE = 2, 4  # dimensions per code; wide codes find less, and take half the memory
+SAMPLE, BLOCK = 16_384, 16  # vectors to train the codebook on, and how many of them are read together
 ROUNDS = 10  # of k-means; 25 lowered the error by one part in seventy
-LEAF = 64  # vectors in a leaf that a scan is led to, at the least
-DRIFTED, ENOUGH = 1.5, 1000  # times the error at first, and vectors that show it
-MOST = 4.0  # of a number in a codebook or a centroid: vectors are of length 1
+LEAF = 64  # vectors per leaf, at least
+DRIFTED, ENOUGH = 1.5, 1000  # times the error at first, over so many added vectors: then the codebook is trained again
+MOST = 4.0  # limit of values in a codebook or a centroid: vectors have length 1
 
-# How many candidates are scored again is found by questions: documents moved as far as they lie from their mean. To
-# leaves, real questions are as hard as documents moved twice as far (docs/LOG.md).
+# Test queries find out how many candidates to score again. They are documents, moved by the documents' mean distance
+# from their center. For scans of leaves, real queries are as hard as documents moved twice as far (docs/LOG.md).
 ASKED, K = 128, 10
-WANTED = 0.995  # of the ten nearest
+WANTED = 0.995  # share of the ten nearest to be found
 RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # numbers of candidates to choose from
 PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95
 
 
 class Engine(Protocol):
-    """What a search asks of an engine. Numbers rise: one that was removed never comes back."""
+    """The methods of an engine that a search needs. Numbers rise: a removed one is never reused."""
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors of the largest inner product; k of them if there are k.
+        """Find the k vectors with the largest inner products; all, if there are fewer.
 
         Args:
             queries: unit rows of shape (Q, n), float32.
             k: 1 or more.
-            allowed: search among these numbers only (rising, int64); among few, exactly.
+            allowed: the numbers to search among, rising, int64; a search among few is exact.
         """
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return the inner products of a query, of shape (n,), with vectors that are there, of shape (m,), float32."""
+        """Return a query's (n,) inner products with existing vectors, (m,), float32."""
 
 
 def check_engine(name: str, at: str | None) -> None:
-    """Raise InputError if an engine does not exist, or not with this address."""
+    """Fail if there is no such engine, or if it needs an address or takes none."""
     if name not in (*ENGINES, *ELSEWHERE):
         raise InputError(f"engine {name!r}: choose one of {', '.join((*ENGINES, *ELSEWHERE))}")
     if name not in ELSEWHERE and at is not None:
@@ -95,9 +95,10 @@ def wants_tree(name: str, count: int) -> bool:
 def new_engine(
     name: str, dim: int, *, numbers: np.ndarray, vectors: np.ndarray, hierarchy: Hierarchy | None = None
 ) -> VectorEngine:
-    """Build an engine of unit rows (N, n) with rising numbers (N,); mapped rows, which must not change, are fine.
+    """Build an engine of unit rows (N, n) with rising numbers (N,).
 
-    The hierarchy is the trained tree of these vectors. It leads searches among very many; without it, one is grown.
+    Rows may be mapped from a file that does not change. The hierarchy is the tree of these vectors, which leads
+    searches among very many. Without one, a tree is grown then.
     """
     engine = VectorEngine(name, numbers, Rows(vectors.reshape(-1, dim)))
     if name == "exact" or len(numbers) < CODED_FROM:
@@ -112,7 +113,7 @@ def new_engine(
 
 
 def load_engine(name: str, folder: str | Path, dim: int) -> VectorEngine:
-    """Read what `VectorEngine.save` wrote; FormatError if it is damaged, or of another shape."""
+    """Load a saved engine; FormatError if it is damaged or of another shape."""
     folder = Path(folder)
     with reading(folder) as arrays:
         numbers, vectors = rising(arrays["numbers"]), mapped(folder / VECTORS, np.float32)
@@ -132,10 +133,10 @@ class VectorEngine:
     """Vectors by row, the number of each row, and their codes.
 
     Attributes:
-        name: "exact" where there are to be no codes, however many vectors there are.
-        codes: of all rows; None where every vector is scored.
-        rescored: how many candidates a search for ten by codes scores again; one for k, 2·(k − 10) more.
-        recall: the share of their ten nearest that questions made of documents found by codes.
+        name: "codes", or "exact" to never have codes.
+        codes: the codes of all rows; None if every vector is scored.
+        rescored: how many candidates a search for ten scores again; a search for k scores 2·(k − 10) more.
+        recall: the share of their ten nearest vectors that test queries found by codes.
         built: how many vectors there were when the engine was built.
     """
 
@@ -148,8 +149,8 @@ class VectorEngine:
         self.built = len(numbers)
         self._numbers = numbers
         self._vectors = vectors
-        self._live: np.ndarray | None = None  # which rows were not removed since the last snapshot; None for all
-        self._count = len(numbers)  # of these
+        self._live: np.ndarray | None = None  # whether each row is not removed since the last snapshot; None for all
+        self._count = len(numbers)  # of rows not removed
 
     def __len__(self) -> int:
         return self._count
@@ -160,7 +161,7 @@ class VectorEngine:
         return self._numbers if self._live is None else self._numbers[self._live]
 
     def facts(self) -> dict[str, float]:
-        """Return how many vectors there are, from how many on to build the engine again, and the quality."""
+        """Return the number of vectors, that at which to rebuild, and the quality."""
         if self.name == "exact":
             return {"rows": len(self)}
         facts: dict[str, float] = {"rows": len(self), "renewed_from": max(CODED_FROM, GROWN * self.built)}
@@ -172,7 +173,7 @@ class VectorEngine:
         return facts
 
     def add(self, numbers: np.ndarray, vectors: np.ndarray) -> None:
-        """Add unit rows under rising numbers, above those that were ever added; the codebook stays."""
+        """Add unit rows under rising numbers above all earlier ones; keep the codebook."""
         rows = np.ascontiguousarray(vectors, dtype=np.float32)
         self._vectors.append(rows)
         if self.codes is not None and len(rows):
@@ -183,7 +184,7 @@ class VectorEngine:
         self._count += len(rows)
 
     def remove(self, numbers: np.ndarray) -> None:
-        """Mark rows as removed; the next snapshot is without them. Numbers that are not there are ignored."""
+        """Mark rows as removed; the next snapshot omits them. Ignore unknown numbers."""
         stays = ~np.isin(self._numbers, numbers)
         if not stays.all():
             self._live = stays if self._live is None else self._live & stays
@@ -196,7 +197,7 @@ class VectorEngine:
     # ------------------------------------------------------------------------------------------------- searches
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors of the largest inner product: all of them, where every vector is scored."""
+        """Find the k vectors with the largest inner products; by codes, nearly all."""
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         kept = self._live if allowed is None else self._among(allowed)
         available = self._count if allowed is None or kept is None else int(np.count_nonzero(kept))
@@ -206,14 +207,14 @@ class VectorEngine:
             return self._exactly(queries, k, kept, available)
         scan = partial(self._scan, self.codes, kept, available)
         found = search_exactly(scan, available, queries, k, wanted=wanted, score=self._scores_of_rows)
-        short = np.flatnonzero(found.numbers[:, min(k, available) - 1] < 0)  # leaves looked into hold fewer
+        short = np.flatnonzero(found.numbers[:, min(k, available) - 1] < 0)  # the leaves scanned hold fewer
         found.numbers[:] = np.where(found.numbers < 0, -1, self._numbers[found.numbers])
         if len(short):
             found.numbers[short], found.scores[short] = self._exactly(queries[short], k, kept, available)
         return found
 
     def _among(self, allowed: np.ndarray) -> np.ndarray:
-        """Return which rows have one of these numbers."""
+        """Return for each row whether it has one of these numbers and is not removed."""
         place = np.searchsorted(self._numbers, allowed)
         inside = place < len(self._numbers)
         place, allowed = place[inside], allowed[inside]
@@ -222,7 +223,7 @@ class VectorEngine:
         return is_allowed if self._live is None else is_allowed & self._live
 
     def _exactly(self, queries: np.ndarray, k: int, kept: np.ndarray | None, available: int) -> Found:
-        """Score every vector that may be found."""
+        """Score every vector that is not hidden."""
         if not available:
             return nothing(len(queries), k)
         scan = partial(self._score_all, None if kept is None else np.flatnonzero(kept))
@@ -230,7 +231,7 @@ class VectorEngine:
         return Found(np.where(found.numbers < 0, -1, self._numbers[found.numbers]), found.scores)
 
     def _score_all(self, chosen: np.ndarray | None, queries: np.ndarray, count: int) -> Found:
-        """Find the rows of the largest inner products, or those among chosen rows."""
+        """Find the rows with the largest inner products, among all or chosen rows."""
         best = nothing(len(queries), count)
         for start, block in self._vectors.blocks(chosen):
             scores, rows = faiss.knn(queries, block, min(count, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
@@ -251,9 +252,9 @@ class VectorEngine:
         return inner_products(self._vectors[rows], query)
 
     def searches_by(self, codes: Codes) -> bool:
-        """Set how searches use codes, and use them if they find enough; codes that a tree leads are used anyway.
+        """Tune how searches use codes, and use them if they find enough.
 
-        Among few dimensions, many vectors share a code.
+        With few dimensions they may not, as many vectors share a code. Codes with a tree are used in any case.
         """
         questions, shown = self._questions(1.0), None
         if codes.is_routed:
@@ -272,7 +273,10 @@ class VectorEngine:
         return True
 
     def _questions(self, far: float) -> tuple[np.ndarray, np.ndarray]:
-        """Move documents `far` times as far as they lie from their mean, and find the score of each one's tenth."""
+        """Make test queries: move documents by `far` times their spread.
+
+        Returns the queries, and the score of each query's tenth nearest document.
+        """
         rng = np.random.default_rng(0)
         rows = self._vectors[np.sort(rng.choice(len(self), min(ASKED, len(self)), replace=False))]
         step = far * np.sqrt(rows.var(axis=0).mean())
@@ -281,7 +285,7 @@ class VectorEngine:
         return queries, self._exactly(queries, min(K, len(self)), None, len(self)).scores[:, -1]
 
     def _recalls(self, codes: Codes, questions: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        """Return the share of the ten nearest that is among the candidates, by how many are scored again."""
+        """Return the share of the ten nearest found, by the number of candidates."""
         found = codes.scan(questions[0], min(RESCORED[codes.width][-1], len(self))).numbers
         near = [
             (self._scores_of_rows(query, rows) >= least - SLACK) & (rows >= 0)
@@ -291,7 +295,7 @@ class VectorEngine:
         return np.array([shares[:count][-1] for count in RESCORED[codes.width]])
 
     def save(self, folder: Path) -> None:
-        """Write everything that was not removed into an existing, empty folder, and go on with the files there."""
+        """Write all rows not removed into an empty folder, and use its files from now on."""
         kept, files = None if self._live is None else np.flatnonzero(self._live), [VECTORS]
         self._numbers = self.numbers
         self._vectors.write(folder / VECTORS, kept)
@@ -306,15 +310,15 @@ class VectorEngine:
 
 
 class Codes:
-    """The codes of vectors by row, and faiss's index of them; a tree's leaves lead the scan if there are any.
+    """The codes of vectors by row, and faiss's index of them. If the codes are routed, a tree's leaves lead the scan.
 
     Attributes:
-        arrays: what is saved next to the codes. "codebook", of shape (M, 16, width), float32: a code stands for `width`
-            dimensions, the last one for what is left. "fit", float64: the mean squared error of the sample, how many
-            vectors were added since, and their mean error. Of routed codes also "leaves", centroids of shape (L, n),
-            float32; "home", the leaf of each vector, int64; and "probes", how many leaves a scan looks into. Equal
-            vectors may be in two leaves, where one was added later.
-        rows: the codes, of shape (N, bytes of one), uint8.
+        arrays: the arrays saved next to the codes. "codebook" has shape (M, 16, width), float32: each code stands for
+            `width` dimensions, the last one perhaps for fewer. "fit", float64, has the sample's mean squared error,
+            how many vectors were added since, and their mean error. Routed codes also have "leaves", the centroids,
+            (L, n), float32; "home", the leaf of each vector, int64; and "probes", how many leaves a scan visits. Equal
+            vectors can be in two leaves, if one was added later.
+        rows: the codes, of shape (N, bytes per vector), uint8.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray], rows: Rows) -> None:
@@ -327,11 +331,11 @@ class Codes:
 
     @classmethod
     def build(cls, vectors: np.ndarray, width: int, tree: Hierarchy | None = None) -> Codes:
-        """Train a codebook on vectors (N, n), and encode all of them; with a tree, let it lead scans."""
+        """Train a codebook on vectors (N, n), encode all, and let a tree lead scans."""
         parts = -(-vectors.shape[1] // width)
         quantizer = faiss.ProductQuantizer(parts * width, parts, BITS)
         quantizer.cp.niter = ROUNDS
-        # In blocks: around each row that is read of a mapped file, the system maps many pages.
+        # Sample in blocks: for each row read from a mapped file, the system reads many pages around it.
         starts = range(0, len(vectors), max(BLOCK, len(vectors) * BLOCK // SAMPLE))
         sample = _padded(np.concatenate([vectors[start : start + BLOCK] for start in starts]), width)
         quantizer.train(sample)
@@ -345,14 +349,14 @@ class Codes:
         error = _error(quantizer, sample, quantizer.compute_codes(sample)) / len(sample)
         arrays = {"codebook": codebook, "fit": np.array([error, 0, 0])}
         counts = [tree.node_count(level) for level in range(tree.depth)] if tree else []
-        # The finest level of large enough nodes, unless all nodes are so large that they lead nowhere.
+        # Use the finest level whose nodes are large enough, unless it has so few nodes that they save no time.
         fine = max((level for level, n in enumerate(counts) if not level or n * LEAF <= len(vectors)), default=0)
         if tree is not None and counts[fine] ** 2 >= len(vectors):
             arrays |= {"leaves": tree.levels[fine - 1].centroids, "home": tree.nodes_at(fine), "probes": np.array([1])}
         return cls(arrays, Rows(rows))
 
     def append(self, vectors: np.ndarray) -> None:
-        """Encode more vectors, and let scans find them."""
+        """Encode further vectors, and add them to the scan."""
         padded = _padded(vectors, self.width)
         codes = self._quantizer.compute_codes(padded)
         error, added, added_error = self.arrays["fit"]
@@ -366,17 +370,17 @@ class Codes:
         self.rows.append(codes)
 
     def scan(self, queries: np.ndarray, count: int) -> Found:
-        """Find the rows of about the largest inner products; −1 where the leaves looked into hold fewer."""
+        """Find the rows of about the largest inner products; −1 if leaves hold fewer."""
         params = faiss.SearchParametersIVF(nprobe=int(self.arrays["probes"][0])) if self.is_routed else None
         scores, rows = self._index.search(_padded(queries, self.width), count, params=params)
         return Found(rows, scores)
 
     def look_into(self, share: float) -> None:
-        """Have scans look into a share of the leaves."""
+        """Make scans visit a share of the leaves."""
         self.arrays["probes"] = np.array([max(1, math.ceil(share * len(self.arrays["leaves"])))])
 
     def without(self, kept: np.ndarray | None, rows: Rows) -> Codes:
-        """Return these codes as a file has them: of the rows that are kept, or of all."""
+        """Return codes over the rows of a new file: the kept ones, or all."""
         if kept is not None:
             return Codes(self.arrays | ({"home": self.arrays["home"][kept]} if self.is_routed else {}), rows)
         self.rows = rows
@@ -384,7 +388,7 @@ class Codes:
 
     @classmethod
     def loaded(cls, arrays: dict[str, np.ndarray], codes: np.ndarray, shape: tuple[int, int]) -> Codes:
-        """Make codes of what was read, for vectors of a shape; ValueError if faiss could not bear it."""
+        """Make codes from loaded arrays; ValueError if faiss could crash on them."""
         count, dim = shape
         codebook = checked(arrays["codebook"], np.float32, (None, 1 << BITS, None), -MOST, MOST)
         parts, _, width = codebook.shape
@@ -402,7 +406,7 @@ class Codes:
         return cls(known, Rows(codes))
 
     def _scanned(self, rows: Rows) -> faiss.IndexPQFastScan:
-        """Make faiss's index of codes in rows, all of which are scanned."""
+        """Make faiss's index that scans the codes of all rows."""
         plain = faiss.IndexPQ(self._quantizer.d, self._quantizer.M, BITS, faiss.METRIC_INNER_PRODUCT)
         plain.pq, plain.is_trained = self._quantizer, True
         for _, block in rows.blocks():
@@ -410,9 +414,10 @@ class Codes:
         return faiss.IndexPQFastScan(plain)
 
     def _routed(self) -> faiss.IndexIVFPQFastScan:
-        """Make faiss's index of codes by leaf. What faiss itself adds to such an index by leaf is garbage.
+        """Make faiss's index of codes by leaf.
 
-        The leaves' centroids are found by their codes, too.
+        The codes are added to a plain index first: `add_sa_codes` of the fast one stores garbage. The leaves' centroids
+        are found by their codes, too.
         """
         quantizer, leaves, home = self._quantizer, self.arrays["leaves"], self.arrays["home"]
         self._finder = self._scanned(Rows(quantizer.compute_codes(_padded(leaves, self.width))))
@@ -431,7 +436,7 @@ def _error(quantizer: faiss.ProductQuantizer, vectors: np.ndarray, codes: np.nda
 
 
 def _padded(vectors: np.ndarray, width: int) -> np.ndarray:
-    """Return vectors in one piece, of a number of dimensions that `width` divides."""
+    """Return contiguous vectors, padded so that `width` divides their dimensions."""
     rows = np.ascontiguousarray(vectors, dtype=np.float32)
     return np.pad(rows, ((0, 0), (0, -rows.shape[1] % width))) if rows.shape[1] % width else rows
 
@@ -440,10 +445,10 @@ def _padded(vectors: np.ndarray, width: int) -> np.ndarray:
 
 
 class Rows:
-    """Rows of an array that is never changed, and rows added behind them.
+    """Rows of an array that never changes, and rows appended to them.
 
-    A file is mapped twice. Where the system reads ahead of every row that is picked, a search of five million vectors
-    reads 256 MB from a cold disk, else 2 MB. Reading all rows in order needs what it reads ahead.
+    A file is mapped twice: once with read-ahead, to read all rows in order, and once without, to pick single rows. With
+    read-ahead, a search of five million vectors would read 256 MB from a cold disk; without, it reads 2 MB.
     """
 
     def __init__(self, base: np.ndarray, path: Path | None = None) -> None:
@@ -459,7 +464,7 @@ class Rows:
         return self._count
 
     def append(self, rows: np.ndarray) -> None:
-        """Add rows; the room for them is doubled whenever it is used up."""
+        """Append rows; double the space for them whenever it is full."""
         start = self._count - len(self._base)
         if start + len(rows) > len(self._more):
             room = np.empty((max(2 * len(self._more), start + len(rows)), self._base.shape[1]), self._base.dtype)
@@ -479,7 +484,7 @@ class Rows:
         return found
 
     def blocks(self, chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield all rows, or copies of chosen ones (rising), in blocks, with the place of each block's first row."""
+        """Yield all rows, or copies of chosen ones, in blocks with their first position."""
         if chosen is not None:
             yield from ((start, self[chosen[start : start + AT_ONCE]]) for start in range(0, len(chosen), AT_ONCE))
             return
@@ -488,7 +493,7 @@ class Rows:
                 yield start + first, np.asarray(part[first : first + AT_ONCE])
 
     def write(self, path: Path, chosen: np.ndarray | None = None) -> None:
-        """Write some rows, or all, as an array into a file, without a copy of them all."""
+        """Write rows to a file as an array, block by block, without copying all at once."""
         shape = (self._count if chosen is None else len(chosen), self._base.shape[1])
         with path.open("wb") as file:
             header = {"descr": self._base.dtype.str, "fortran_order": False, "shape": shape}
@@ -498,14 +503,14 @@ class Rows:
 
 
 def write_arrays(folder: Path, arrays: dict[str, np.ndarray], *others: str) -> None:
-    """Write small arrays, and checksums of their file and of others in the folder."""
+    """Write small arrays, and checksums of their file and of other files."""
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / ARRAYS)
     write_checksums(folder, [ARRAYS, *others])
 
 
 @contextmanager
 def reading(folder: Path) -> Iterator[dict[str, np.ndarray]]:
-    """Yield what `write_arrays` wrote if all checksums fit; turn any error inside into a FormatError."""
+    """Yield saved arrays if all checksums match; convert errors to a FormatError."""
     try:
         damaged = damage_in(folder)
         require(damaged is not None, "it has no checksums")
@@ -518,7 +523,7 @@ def reading(folder: Path) -> Iterator[dict[str, np.ndarray]]:
 
 
 def mapped(path: Path, dtype: DTypeLike) -> np.ndarray:
-    """Map rows of a type into memory; ValueError if the file holds something else, or less than it says."""
+    """Map rows into memory; ValueError for another type, or a truncated file."""
     rows: np.ndarray = np.load(plain_path(path), mmap_mode="r", allow_pickle=False)
     require(rows.dtype == dtype and rows.ndim == 2 and rows.flags.c_contiguous, f"{path.name} has no such rows")
     return rows
@@ -527,7 +532,7 @@ def mapped(path: Path, dtype: DTypeLike) -> np.ndarray:
 def checked(
     array: np.ndarray, dtype: DTypeLike, shape: tuple[int | None, ...], least: float = -np.inf, most: float = np.inf
 ) -> np.ndarray:
-    """Return an array of a type and a shape, where None is any length; ValueError for NaN or beyond the bounds."""
+    """Check type, shape (None is any length) and bounds of an array; refuse NaN."""
     fits = len(shape) == array.ndim and all(w in (None, h) for w, h in zip(shape, array.shape, strict=True))
     require(array.dtype == dtype and fits, f"an array of shape {array.shape} and {array.dtype}")
     within = np.isfinite(array) & (array >= least) & (array <= most)
@@ -536,12 +541,12 @@ def checked(
 
 
 def rising(array: np.ndarray) -> np.ndarray:
-    """Return an array of rising numbers from 0 on; ValueError for another one."""
+    """Return an array of rising numbers from 0 on; ValueError if it is not one."""
     require(bool((np.diff(checked(array, np.int64, (None,), 0)) > 0).all()), "numbers do not rise")
     return array
 
 
 def require(condition: bool, complaint: str) -> None:
-    """Raise ValueError for files that do not fit together, which `reading` turns into a FormatError."""
+    """Raise ValueError unless a condition holds; `reading` makes it a FormatError."""
     if not condition:
         raise ValueError(complaint)

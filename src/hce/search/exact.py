@@ -1,7 +1,7 @@
-"""Exact search: the k best with ties settled by number, in an engine or among plain arrays.
+"""Exact search: the k best, with ties ordered by number, in an engine or among plain arrays.
 
-Equal texts have equal vectors, so ties are common, at the last place too. There, a search that returns any k of the
-best is not enough: more candidates are fetched until one of them is clearly worse than the last that is wanted.
+Equal texts have equal vectors, so ties are common, also at the last place. To order such a tie by number, all tied
+vectors are needed: more candidates are fetched until one of them is clearly worse than the last one wanted.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-EXTRA_CANDIDATES = 8  # candidates beyond those wanted, which show whether the last place is shared
-SLACK = 1e-5  # how far the scores of equal unit vectors may lie apart in a matrix product
+EXTRA_CANDIDATES = 8  # candidates beyond those wanted, to see whether the last place is tied
+SLACK = 1e-5  # how much the scores of equal unit vectors may differ in a matrix product
 SCORES_AT_ONCE = 1 << 26  # floats in a block of the score matrix: 256 MB
 
 
@@ -34,10 +34,12 @@ def nothing(queries: int, k: int) -> Found:
 
 
 def k_best(candidates: Found, k: int) -> Found:
-    """Return each query's k best candidates, ties in order of number; −1 is no candidate."""
+    """Return each query's k best candidates, ties by number; −1 is no candidate."""
     is_in_order = (candidates.scores[:, 1:] < candidates.scores[:, :-1]).all() and (candidates.numbers >= 0).all()
     if candidates.scores.shape[1] >= k and is_in_order:
-        return Found(candidates.numbers[:, :k], candidates.scores[:, :k])  # as faiss leaves them where none are equal
+        return Found(
+            candidates.numbers[:, :k], candidates.scores[:, :k]
+        )  # faiss sorts by score, which is enough without ties
     scores = np.where(candidates.numbers < 0, -np.inf, candidates.scores).astype(np.float32)
     order = np.lexsort((candidates.numbers, -scores), axis=1)[:, :k]
     found = nothing(len(scores), k)
@@ -56,20 +58,20 @@ def search_exactly(
     wanted: int | None = None,
     score: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> Found:
-    """Find the k best of `available` vectors among candidates, ties settled by number.
+    """Find the k best of `available` vectors among candidates, ties by number.
 
-    Which candidates are ranked depends on their own scores alone: not on vectors that may not be found, nor on other
-    queries. Of vectors with equal scores, either all are candidates or none.
+    Whether a candidate is ranked depends only on its score, not on excluded vectors or on other queries. Of vectors
+    with equal scores, either all are candidates or none.
 
     Args:
-        fetch: from (queries, count) to candidates, best first: −1 for one that may not be found, a score of −∞ behind
-            the last one there is. `count` is at most `available`; with that, all are fetched.
-        available: how many vectors there are to be found.
+        fetch: returns `count` candidates for each query, best first. A number of −1 marks an excluded one, and a score
+            of −∞ the end. `count` is at most `available`; then all are fetched.
+        available: how many vectors can be found.
         queries: unit rows of shape (Q, n).
         k: 1 or more.
-        slack: how far the scores of equal vectors may lie apart when `fetch` chooses.
+        slack: how much the scores of equal vectors may differ in `fetch`.
         wanted: how many candidates to rank, k or more; by default k.
-        score: from a query (n,) and candidates to scores that rank them; by default, the scores that `fetch` gave.
+        score: returns the final scores of candidates for a query (n,); by default, the scores of `fetch` stay.
     """
     wanted = min(wanted or k, available)
     found, left, count = nothing(len(queries), k), np.arange(len(queries)), wanted + EXTRA_CANDIDATES
@@ -97,14 +99,17 @@ def search_exactly(
 def inner_products(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
     """Compute the inner products of rows (m, n) with a query, one by one.
 
-    A matrix product may score two equal rows a rounding apart, depending on where in a block they are.
+    In a matrix product, rounding can differ between equal rows, depending on their places in a block.
     """
     products: np.ndarray = np.einsum("mn,n->m", vectors, query)
     return products
 
 
 def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield which queries of (Q, n), and their inner products with all documents (N, n), as memory allows."""
+    """Yield slices of queries (Q, n), and their inner products with documents (N, n).
+
+    Slices are as large as memory allows.
+    """
     table, at_once = np.asarray(documents).T, max(1, SCORES_AT_ONCE // max(len(documents), 1))
     for start in range(0, len(queries), at_once):
         rows = slice(start, min(start + at_once, len(queries)))
@@ -112,11 +117,12 @@ def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[s
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the min(k, N) documents of (N, n), also mapped, of the largest inner product with each query of (Q, n).
+    """Find the nearest min(k, N) documents of (N, n) for each query of (Q, n).
 
-    The best come first, and ties in the order of documents. Returns positions and scores, of shape (Q, min(k, N)).
+    The best come first, with ties in the order of documents. Returns positions and scores, of shape (Q, min(k, N)). The
+    documents may be mapped.
     """
-    import torch  # whose topk is much the fastest; a search of an index does without
+    import torch  # its topk is by far the fastest; searching an index does not need it
 
     shape = (len(queries), min(k, len(documents)))
     positions, scores = np.empty(shape, np.int64), np.empty(shape, np.float32)

@@ -1,13 +1,13 @@
-"""Fusion: one ranking of what words and what meaning found, and how much each of them counts.
+"""Fusion: one ranking from a search by words and a search by meaning, and the share of each.
 
-Scores of both kinds are scaled to 0 … 1 over the candidates of a query, weighted by their shares, and added. Cosines
-are scaled from the worst candidate's to the best one's; BM25 from 0, the score of sharing no word, to the best one's.
-The worst is that of the first 200 candidates of each kind, however many are looked at: so whoever asks for more
-documents does not get the first ones in another order. That beat reciprocal ranks on seven of eight collections, and
-scoring all documents hardly beat scoring 200 candidates of each kind (docs/LOG.md).
+Both scores are scaled to 0 … 1 over the candidates of a query, weighted by their shares, and added. BM25 is scaled from
+0, for no shared word, to the best candidate's score. Cosines are scaled from the worst candidate's to the best one's.
+The worst is taken from the first 200 candidates of each kind, however many there are. So asking for more documents does
+not change the order of the first ones. This fusion beat reciprocal ranks on seven of eight collections. Scoring all
+documents was hardly better than scoring 200 candidates of each kind (docs/LOG.md).
 
-Where the encoder is a transformer, its tokens then reorder the first hits. `hce.training.calibration` chooses the
-shares; models and indexes keep them along with the evidence.
+If the encoder is a transformer, its tokens then reorder the first hits. `hce.training.calibration` chooses the shares;
+models and indexes keep them, with the measurements behind them.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ import numpy as np
 from hce.errors import FormatError
 
 if TYPE_CHECKING:
-    from hce.search.words import Words  # with tantivy, which a manifest does not need
+    from hce.search.words import Words  # imports tantivy, which a manifest does not need
 
-CANDIDATE_COUNT = 200  # of each kind, at the least; cosines are scaled by these
-SAME = 2e-6  # scores are rounded to six digits before they are compared
+CANDIDATE_COUNT = 200  # of each kind, at least; the first so many set the scale of cosines
+SAME = 2e-6  # tolerance of a tie: scores are rounded to six digits before they are compared
 TOKENS_FIRST = 50  # hits that tokens reorder; 30 and 100 were as good
 
 
 class Ranked(NamedTuple):
-    """Candidates of a query in order, best first; the score of each is the sum of what meaning and words gave.
+    """Candidates of a query, best first; a score is the sum of a part from meaning and a part from words.
 
     Attributes:
-        numbers: of the documents, of shape (m,), int64.
-        from_meaning: what the cosine gave, scaled to the share of meaning, of shape (m,); in a search by meaning alone,
-            the cosine itself; in one by words alone, 0.
-        from_words: what BM25 gave, scaled to the share of words, of shape (m,); in a search by words alone, BM25
-            itself; in one by meaning alone, 0.
-        word_passages: the number of the passage that got the BM25 score, of shape (m,); 0 where the whole document did.
+        numbers: the documents' numbers, of shape (m,), int64.
+        from_meaning: the scaled cosine times the share of meaning, of shape (m,). In a search by meaning alone, the
+            cosine itself; by words alone, 0.
+        from_words: the scaled BM25 score times the share of words, of shape (m,). In a search by words alone, the BM25
+            score itself; by meaning alone, 0.
+        word_passages: the number of the passage with the BM25 score, of shape (m,); 0 if the document itself has it.
     """
 
     numbers: np.ndarray
@@ -51,7 +51,7 @@ class Ranked(NamedTuple):
 
 
 def candidate_count_for(k: int) -> int:
-    """Return how many candidates of each kind a search for k documents looks at."""
+    """Return how many candidates of each kind a search for k documents needs."""
     return max(CANDIDATE_COUNT, 2 * k)
 
 
@@ -67,14 +67,14 @@ def search_both(
     allowed: np.ndarray | None = None,
     k: int | None = None,
 ) -> Ranked:
-    """Fuse what meaning found with what words find.
+    """Search by words, and fuse the result with that of a search by meaning.
 
     A document that words found gets its cosine. A document that only meaning found gets its BM25 score if that could
-    bring it among the k best, else 0.
+    lift it to the k best, else 0.
 
-    `numbers` and `cosines`, of shape (m,), are what meaning found, best first; `cosines_at` computes those of other
-    documents. `candidate_count` documents are taken from words. With k, tantivy is asked again only for candidates that
-    could be among the k best; by default all candidates are ranked.
+    `numbers` and `cosines`, of shape (m,), are the result of the search by meaning, best first. `cosines_at` computes
+    the cosines of other documents. The search by words returns `candidate_count` documents. If k is None, all
+    candidates are ranked, and all get their BM25 scores.
     """
     by_words = words.search(query, candidate_count, allowed)
     place = _places(by_words.numbers, numbers)
@@ -86,11 +86,12 @@ def search_both(
     bm25[place], word_passages[place] = by_words.scores, by_words.passage_numbers
     first = np.concatenate([np.arange(min(len(numbers), CANDIDATE_COUNT)), place[:CANDIDATE_COUNT]])
     low = float(cosines[first].min(initial=1.0))
-    if len(by_words.numbers) == candidate_count:  # else these are all that share a word
+    if len(by_words.numbers) == candidate_count:  # if fewer, no other document shares a word
         unknown = np.ones(len(together), bool)
         unknown[place] = False
         if k is not None and k < len(together):
-            # Whatever words did not find has no more than the last one that they did: could that make it k-best?
+            # A document that words did not find scores at most as much as the last one found. Could that lift it to the
+            # k best? Only then look up its score.
             most = words_share * float(by_words.scores[-1]) / bm25.max()
             from_meaning, from_words = _scaled_scores(cosines, bm25, words_share, low)
             kth = np.partition(from_meaning + from_words, -k)[-k]
@@ -104,7 +105,7 @@ def search_both(
 
 
 def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Find the position of each wanted number; −1 for those that are missing."""
+    """Return the position of each wanted number; −1 for missing ones."""
     if not len(numbers):
         return np.full(len(wanted), -1)
     order = np.argsort(numbers)
@@ -120,14 +121,14 @@ def fuse(
     word_passages: np.ndarray | None = None,
     low: float | None = None,
 ) -> Ranked:
-    """Rank candidates by both kinds of scores; ties go by number.
+    """Rank candidates by both kinds of scores; order ties by number.
 
     >>> fused = fuse(np.array([7, 8, 9]), np.array([0.9, 0.5, 0.1]), np.array([0.0, 4.0, 2.0]), words_share=0.5)
     >>> fused.numbers, fused.from_meaning, fused.from_words
     (array([8, 7, 9]), array([0.25, 0.5 , 0.  ]), array([0.5 , 0.  , 0.25]))
 
-    All arrays are of shape (m,). BM25 is 0 where no word is shared; `word_passages` are the passages that got the BM25
-    scores, by default none. `low` is the cosine that gives nothing, as does any below; by default the worst one.
+    All arrays are of shape (m,). BM25 is 0 if no word is shared. `word_passages` are the passages with the BM25 scores,
+    by default none. A cosine of `low` or less adds nothing; by default, `low` is the worst one.
     """
     low = cosines.min(initial=1.0) if low is None else low
     passages = np.zeros(len(numbers), np.int64) if word_passages is None else word_passages
@@ -135,7 +136,7 @@ def fuse(
 
 
 def by_shares(halves: Ranked, words_share: float) -> Ranked:
-    """Rank candidates that were fused half and half by another share of words."""
+    """Rank candidates, fused with a share of 0.5, by another share of words."""
     meaning, words = 2 * (1 - words_share) * halves.from_meaning, 2 * words_share * halves.from_words
     return _sorted(halves._replace(from_meaning=meaning, from_words=words))
 
@@ -162,15 +163,17 @@ def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
 def order_by_tokens(
     numbers: np.ndarray, scores: np.ndarray, similarities: np.ndarray, tokens_share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Find the order of the first hits after tokens, ties by number; and what tokens add to each, as given.
+    """Return the order of the first hits with tokens, and what tokens add to each.
+
+    Ties are ordered by number. The additions are in the order of the hits given.
 
     >>> hits, scores = np.array([7, 8, 9]), np.array([0.9, 0.5, 0.3])
     >>> order, added = order_by_tokens(hits, scores, np.array([0.1, 0.4, 0.7]), 0.4)
     >>> order, added.round(4)
     (array([0, 1, 2]), array([0. , 0.2, 0.4]))
 
-    `scores` are by meaning and words, `similarities` of the query's tokens to those of each text, see
-    `QueryTokens.max_similarities`; all arrays are of shape (m,). The share is from 0 to below 1.
+    `scores` come from meaning and words. `similarities` compare the query's tokens with each text's, see
+    `QueryTokens.max_similarities`. All arrays are of shape (m,). The share is from 0 to below 1.
     """
     if not len(scores):
         return np.zeros(0, np.int64), np.zeros(0)
@@ -195,9 +198,9 @@ class Shares(NamedTuple):
     """How much each part of a search counts, from 0 to 1; `hce.training.calibration` chooses them.
 
     Attributes:
-        words: of BM25 in the sum of words and meaning.
-        tokens: of late interaction in the order of the first hits.
-        companions: of an encoder's companions in the cosine.
+        words: the share of BM25 in the sum of words and meaning.
+        tokens: the share of late interaction in the order of the first hits.
+        companions: the share of an encoder's companions in the cosine.
     """
 
     words: float
@@ -206,21 +209,21 @@ class Shares(NamedTuple):
 
 
 FIXED = {"table": Shares(0.5), "transformer": Shares(0.25)}
-"""Shares that were best on average, for a hybrid search without calibration: the rival to beat."""
+"""The shares that were best on average, for a search without calibration; calibration has to beat them."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The shares that were chosen, and what they were chosen by.
+    """The chosen shares, and the measurements behind them.
 
     Attributes:
-        shares: what was chosen.
-        kind: of the questions, see `hce.training.calibration.Questions`; None if there were none.
+        shares: the chosen shares.
+        kind: the kind of the questions, see `hce.training.calibration.Questions`; None if there were none.
         asked: how many questions there were.
-        ndcg: mean nDCG@10 on the questions, of vectors alone, of words alone, of both by the usual shares, and by the
-            chosen shares after each part was added.
+        ndcg: mean nDCG@10 on the questions: of vectors alone, of words alone, of both with the usual shares, and of the
+            search after each part was added with its chosen share.
         interval: 95 % interval of the difference between the chosen search and the best of the simpler ones.
-        curves: for each share the nDCG@10 by its values, the others as chosen.
+        curves: for each share, pairs of a value and its nDCG@10, with the other shares as chosen.
     """
 
     shares: Shares
@@ -232,7 +235,7 @@ class Calibration:
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> Calibration:
-        """Return a calibration from what `as_dict` gave; FormatError if it is damaged."""
+        """Convert the dictionary of `as_dict` back; FormatError if it is damaged."""
         try:
             calibration = cls(**{**values, "shares": Shares(**values["shares"])})
             if all(0 <= share <= 1 for share in calibration.shares):
@@ -246,7 +249,7 @@ class Calibration:
         return {**asdict(self), "shares": self.shares._asdict()}
 
     def summary(self) -> str:
-        """Return the shares and what the search gains by them, in a sentence.
+        """Return a sentence about the shares and what the search gains by them.
 
         >>> print(Calibration(Shares(0.35)).summary())
         words count 0.35 (usual: no questions could be cut out of the documents)

@@ -1,4 +1,4 @@
-"""An engine of passages, and one ranking of documents by what is nearest of each: a passage, or all of it."""
+"""An engine of passages, and a ranking of documents by their own vectors or their nearest passages."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from hce.search.engine import VectorEngine, checked, load_engine, new_engine, reading, require, rising, write_arrays
 from hce.search.exact import Found, nothing
 
-WIDER = 4  # times as many passages are looked at where those of too few documents came first
+WIDER = 4  # times as many passages are fetched if those found belong to too few documents
 ENGINE_FOLDER = "engine"
 
 
 class Nearest(NamedTuple):
     """The documents nearest to each query, best first; equal scores in order of number.
 
-    Documents and scores are those of `Found`. A passage number, of shape (Q, k), is of the passage that gave the score;
-    0 where the document's own vector did.
+    Numbers and scores are as in `Found`. `passage_numbers`, of shape (Q, k), name the passages with these scores; 0 is
+    the document's own vector.
     """
 
     numbers: np.ndarray
@@ -31,8 +31,8 @@ class PassageEngine:
 
     Attributes:
         engine: the vectors.
-        passage_numbers: of the passages, rising, of shape (P,), int64.
-        documents: the number of each one's document, of shape (P,), int64.
+        passage_numbers: the passages' numbers, rising, of shape (P,), int64.
+        documents: the number of each passage's document, of shape (P,), int64.
     """
 
     def __init__(self, engine: VectorEngine, passage_numbers: np.ndarray, documents: np.ndarray) -> None:
@@ -65,10 +65,10 @@ class PassageEngine:
             self.passage_numbers, self.documents = self.passage_numbers[~gone], self.documents[~gone]
 
     def merged_with(self, whole: Found, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Nearest:
-        """Merge passages into the documents found: the k nearest, each once.
+        """Merge passages into the documents found; return the k nearest, each once.
 
-        A document is as near as its own vector or its nearest passage. `whole` are the k documents whose own vectors
-        are nearest to the queries (Q, n); `allowed` are documents to search among, rising.
+        A document is as near as its own vector or its nearest passage. `whole` has the k documents whose own vectors
+        are nearest to the queries (Q, n). `allowed` has the documents to search among, rising.
         """
         allowed_passages = None if allowed is None else self.passage_numbers[np.isin(self.documents, allowed)]
         available = len(self) if allowed_passages is None else len(allowed_passages)
@@ -79,7 +79,7 @@ class PassageEngine:
             self._fill(nearest, unsure, whole, found, k)
             if count == available:
                 break
-            # Where the last passage is no worse than the last document, one further down may come before that.
+            # If the last passage is as good as the last document, a passage not fetched yet may still beat that one.
             unsure = unsure[found.scores[:, -1] >= nearest.scores[unsure, -1]]
             count = min(WIDER * count, available)
         return nearest
@@ -106,7 +106,7 @@ class PassageEngine:
 
     @classmethod
     def load(cls, name: str, folder: Path, dim: int) -> PassageEngine:
-        """Read what `save` wrote; FormatError if it is damaged, or not there."""
+        """Load a saved engine; FormatError if it is damaged or missing."""
         engine = load_engine(name, folder / ENGINE_FOLDER, dim)
         with reading(folder) as arrays:
             numbers, documents = rising(arrays["numbers"]), checked(arrays["documents"], np.int64, (len(engine),))

@@ -1,12 +1,11 @@
 """Words: BM25 over numbered texts, by tantivy; derived from the store, like an engine of vectors.
 
-tantivy was chosen over SQLite's FTS5 by measurement (docs/LOG.md): level with bm25s in quality, and at 118 thousand
-documents five times faster than bm25s and seventy times faster than FTS5. An index of words lives in a folder: a
-snapshot that is only read, or a private copy from the first change on.
+tantivy was chosen by measurement (docs/LOG.md). It is level with bm25s in quality. With 118 thousand documents it is
+five times faster than bm25s, and seventy times faster than SQLite's FTS5. An index of words is a folder: a snapshot
+that is only read, or a private copy from the first change on.
 
 The passages of a long text are indexed too, each under the number of the text. The text gets the score of its best
-passage, or of the whole where that is higher. BM25 counts document frequencies and the mean length over texts and
-passages.
+passage, or its own if that is higher. BM25 counts document frequencies and the mean length over texts and passages.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from hce.progress import check_deadline
 
 BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
-PRIVATE = "hce-words-"  # begins the names of private copies
-WRITER_ENDED = ("writer was killed", "orker thread")  # in tantivy's errors after its thread ended
-MOST_LOOKED_FOR = 64  # words of a query that `Words.matched` looks for, the first ones
-SHORT = range(1, 4000)  # characters of texts that are faster to read than to look up in tantivy
-SPARE = 8  # hits beyond k: with these, most ties at the last place are settled by number without asking again
+PRIVATE = "hce-words-"  # prefix of the folders of private copies
+WRITER_ENDED = ("writer was killed", "orker thread")  # in tantivy's errors after its thread has died
+MOST_LOOKED_FOR = 64  # first words of a query that `Words.matched` looks for
+SHORT = range(1, 4000)  # lengths in characters of texts that are faster to read than to look up in tantivy
+SPARE = 8  # hits beyond k, which order most ties at the last place without a second search
 
 
 class FoundByWords(NamedTuple):
@@ -42,7 +41,7 @@ class FoundByWords(NamedTuple):
     Attributes:
         numbers: of the documents, best first, of shape (m,), int64.
         scores: by BM25, of shape (m,), float32.
-        passage_numbers: of the passages that have the scores, of shape (m,), int64; 0 where the whole text has it.
+        passage_numbers: the passages with these scores, of shape (m,), int64; 0 if the entire text has it.
     """
 
     numbers: np.ndarray
@@ -69,8 +68,8 @@ class Words:
     """An index of the words of numbered texts.
 
     Attributes:
-        FORMAT: the format of a snapshot: tantivy's own, and how texts are cut into words.
-        language: the language whose endings are cut off, one of `LANGUAGES` or "none".
+        FORMAT: the format of a snapshot: tantivy's version, and a number for the way texts become words.
+        language: the language of the texts, for stemming: one of `LANGUAGES` or "none".
     """
 
     FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 4"  # type: ignore[attr-defined]
@@ -78,12 +77,12 @@ class Words:
     def __init__(self, folder: Path, language: str, private: ScratchFolder | None = None) -> None:
         self.language = checked_language(language)
         self._folder = folder
-        self._private = private  # where changes may be made; deleted along with this object
+        self._private = private  # the folder for changes, deleted along with this object
         self._index = _tantivy_index(folder, language)
         self._look()
 
     def _look(self) -> None:
-        """Open a searcher on what is there now, and count texts and passages."""
+        """Open a searcher on the current state, and count texts and passages."""
         self._searcher = self._index.searcher()
         found = self._searcher.search(self._whole_texts(), 1, count=True) if self._searcher.num_docs else None
         self._texts = int(found.count) if found else 0
@@ -91,20 +90,20 @@ class Words:
 
     @classmethod
     def new(cls, language: str = "english") -> Words:
-        """Make an empty index of words."""
+        """Create an empty index of words."""
         private = ScratchFolder(PRIVATE)
         _tantivy_index(private.path, checked_language(language), new=True)
         return cls(private.path, language, private)
 
     @classmethod
     def load(cls, folder: Path, language: str) -> Words:
-        """Open what `save` wrote; FormatError if nothing is there, or it is damaged."""
+        """Open a saved index of words; FormatError if it is missing or damaged."""
         with _as_damage(folder, ValueError, OSError, FormatError):
             if damaged := damage_in(folder):
                 raise FormatError("; ".join(damaged))
             with suppress(ValueError, OSError):
                 return cls(folder, language)
-            private = ScratchFolder(PRIVATE)  # tantivy writes a lock into what it reads
+            private = ScratchFolder(PRIVATE)  # tantivy writes a lock file, which a read-only folder refuses
             _copy(folder, private.path)
             return cls(private.path, language, private)
 
@@ -133,9 +132,9 @@ class Words:
             writer.delete_documents_by_query(self._numbered(numbers))
 
     def search(self, query: str, k: int, allowed: np.ndarray | None = None) -> FoundByWords:
-        """Return the k best documents that share a word with the query, ties in order of number.
+        """Return the k best documents that share a word with the query, ties by number.
 
-        `allowed` are the numbers to search among, rising, int64; all by default.
+        `allowed` has the numbers to search among, rising, int64; by default all.
         """
         tantivy_query = self._tantivy_query(query)
         wanted = k + SPARE
@@ -147,8 +146,7 @@ class Words:
             is_past_the_tie = len(kept.numbers) >= k and kept.scores[k - 1] > found.scores[-1]
             if is_past_the_tie or len(found.numbers) < wanted:
                 return kept.at(slice(k))
-            # The filter, or the passages of a few documents, have left too few, or documents further down may share the
-            # last place: look there.
+            # Too few are left after the filter and after merging passages, or the last place is tied: fetch more.
             wanted *= 8
         return NOTHING
 
@@ -164,10 +162,10 @@ class Words:
     def matched(
         self, query: str, numbers: Sequence[int], texts: Mapping[int, str] = MappingProxyType({})
     ) -> list[tuple[str, ...]]:
-        """Return for each document the query's words that it has, in any form, spelled as in the query.
+        """Return the query's words that each document has, in any form.
 
-        For long documents, and those without a text at hand, tantivy is asked for each word: reading many long texts
-        took seconds. Short documents are read, which is faster. Only the first `MOST_LOOKED_FOR` words are looked for.
+        Words are spelled as in the query; only the first `MOST_LOOKED_FOR` count. Short documents are read. Long ones,
+        and those without a text at hand, are looked up in tantivy word by word: reading many long texts took seconds.
         """
         words = _distinct_words(query)
         short = {number for number in numbers if len(texts.get(number, "")) in SHORT}
@@ -185,9 +183,9 @@ class Words:
         return [tuple(found[number]) for number in numbers]
 
     def rarity(self, query: str) -> dict[str, float]:
-        """Return how rare each word of a query is: BM25's idf of its rarest term.
+        """Return the rarity of each word of a query: BM25's idf of its rarest term.
 
-        The words are those that `matched` looks for, as the query spells them.
+        The words are the same as in `matched`.
         """
         words = _distinct_words(query)
         frequencies = ([self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)] for word in words)
@@ -208,7 +206,7 @@ class Words:
             return [int(number) for number in self._searcher.fast_field_values(NUMBER, [place for _, place in hits])]
 
     def _tantivy_query(self, query: str) -> Any:
-        """Build tantivy's query for any of the words; a repeated one counts as often as it occurs."""
+        """Build tantivy's query for any of the words; a repeated word counts each time."""
         schema = self._index.schema
         each = [
             (tantivy.Occur.Should, tantivy.Query.term_query(schema, BODY, term, index_option="freq"))
@@ -221,7 +219,7 @@ class Words:
         return tantivy.Query.term_set_query(self._index.schema, NUMBER, [int(number) for number in numbers])
 
     def _whole_texts(self) -> Any:
-        """Build tantivy's query for whole texts, without passages."""
+        """Build tantivy's query for all texts, without passages."""
         return tantivy.Query.term_query(self._index.schema, PASSAGE, 0)
 
     def _found(self, tantivy_query: Any, wanted: int) -> FoundByWords:
@@ -247,7 +245,7 @@ class Words:
     def _changing(self) -> Iterator[Any]:
         """Yield a writer on a private copy, and commit afterwards.
 
-        Fails if another process has replaced the snapshot to copy, or if tantivy's thread ended for want of memory.
+        Fails if another process has replaced the snapshot to copy, or if tantivy's thread ran out of memory or disk.
         """
         if self._private is None:
             private = ScratchFolder(PRIVATE)
@@ -255,7 +253,7 @@ class Words:
                 _copy(self._folder, private.path)
                 self._index = _tantivy_index(private.path, self.language)
             except (FileNotFoundError, ValueError) as error:
-                raise FormatError(f"{self._folder}: the index of words is gone; load the one that is there") from error
+                raise FormatError(f"{self._folder}: the index of words was replaced; load the new one") from error
             self._private, self._folder = private, private.path
         with _as_damage(self._folder), _as_shortage():
             writer = self._index.writer(HEAP, 1)
@@ -268,7 +266,7 @@ class Words:
 
 @contextmanager
 def _as_damage(folder: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Turn some errors and tantivy's panics into a FormatError."""
+    """Convert some errors, and tantivy's panics, to a FormatError."""
     try:
         yield
     except BaseException as error:
@@ -279,7 +277,7 @@ def _as_damage(folder: Path, *errors: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def _as_shortage() -> Iterator[None]:
-    """Turn the error of a writer whose thread ended into one sentence."""
+    """Convert the error of a writer whose thread has died to one sentence."""
     try:
         yield
     except ValueError as error:
@@ -294,7 +292,7 @@ def _distinct_words(query: str) -> list[str]:
 
 
 def _entry(number: int, passage_number: int, text: str) -> tantivy.Document:
-    """Make tantivy's document of a text, or of a passage of it."""
+    """Make tantivy's document from a text or a passage."""
     document = tantivy.Document()
     document.add_text(BODY, spelled_out(text))
     document.add_unsigned(NUMBER, number)
