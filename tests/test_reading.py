@@ -218,7 +218,7 @@ def test_a_folder_with_a_bad_file_and_hidden_ones(tmp_path, told):
     with pytest.raises(InputError, match=r"bad\.txt, line 1: not UTF-8 .*; --skip-bad leaves such files out"):
         Corpus.load(tmp_path)
     assert list(Corpus.load(tmp_path, Reading(skip_bad=True))) == [Document("a.md", "salt", "Sea")]
-    assert "left out 1 that cannot be read, the first: " in told()
+    assert "left out 1 unreadable items; the first: " in told()
     assert "bad.txt, line 1: not UTF-8" in told()
     assert "left out 2 hidden folders (.git …) and 1 hidden text file (.d.txt)" in told()
 
@@ -237,7 +237,7 @@ def test_bad_records_are_left_out_on_request(tmp_path, told, name, text):
         Corpus.load(tmp_path / name)
     corpus = Corpus.load(tmp_path / name, Reading(skip_bad=True))
     assert list(corpus) == [Document("1", "star"), Document("3", "moon")]
-    assert f"{name}: left out 3 that cannot be read, the first: " in told()
+    assert f"{name}: left out 3 unreadable items; the first: " in told()
 
 
 def test_queries_by_usual_names(tmp_path, told):

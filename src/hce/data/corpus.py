@@ -123,7 +123,7 @@ class Corpus(Sequence[Document]):
             records = (read_text_folder if source.is_dir() else read_records)(source, reading, bad)
             corpus = cls._spooled(records, shown_path(path), reading, bad)
         if skipped:
-            logger.warning("%s: left out %d that cannot be read, the first: %s", corpus.name, len(skipped), skipped[0])
+            logger.warning("%s: left out %d unreadable items; the first: %s", corpus.name, len(skipped), skipped[0])
         corpus.source, corpus.reading = str(path), reading
         return corpus
 
