@@ -226,7 +226,7 @@ class Manifest(EncoderFacts):
         if self.shares is not None:
             Calibration.read(self.shares)
         for name in (name for name, is_sound in sound.items() if not is_sound):
-            raise FormatError(f"{name!r} is not what it has to be: {getattr(self, name)!r}")
+            raise FormatError(f"{name!r} has a wrong value: {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
