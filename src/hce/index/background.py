@@ -80,7 +80,7 @@ def reason_of(error: Exception, what: str) -> str:
 
 UNTRAINED_FILE = "untrained.safetensors"
 MOST_DOCUMENTS = 200_000
-DOCUMENTS_AT_ONCE = 64  # documents that a query may have to wait for
+DOCUMENTS_AT_ONCE = 64  # a query waits for the encoding of at most these
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class VectorsByContent(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, encoder: Encoder) -> VectorsByContent:
-        """Read the cached vectors of this encoder; without a usable file, an empty set."""
+        """Read this encoder's cached vectors; return none without a usable file."""
         kept = kept_arrays(path, cls._fields)
         if kept is not None and kept.facts.get("encoder") == encoder.fingerprint:
             known = cls(*kept.arrays)
@@ -260,7 +260,7 @@ class Untrained:
 
 
 def _load_local(spec: str) -> Encoder:
-    """Load an encoder that an index names; never download it: do not trust the index."""
+    """Load an encoder that an index names; never download what a stranger may name."""
     from hce.encoding.encoder import Encoder  # imports torch, so that the server starts without waiting for it
 
     try:

@@ -130,7 +130,7 @@ def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
         return checkup
     _repair(path, findings, progress)
     left, documents = _index_findings(path, progress)
-    lost = [each for each in findings if each.part == "log"]  # a repair removes their evidence, so keep reporting them
+    lost = [each for each in findings if each.part == "log"]  # a repair removes the evidence, so report these once more
     healed = tuple(each for each in findings if each not in left and each not in lost)
     return Checkup(str(path), "index", (*left, *lost), healed, documents)
 
@@ -254,7 +254,7 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
 
 
 def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    """Compare passages with checksums; the next document is suspect after damage."""
+    """Compare passages with checksums; damage makes the neighbors suspect too."""
     before, is_damaged = None, False
     for *row, checksum in reader.raw_rows("passages"):
         advance(1)

@@ -298,7 +298,7 @@ def _tree(
 
 
 def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> Path:
-    """Write the documents to a store in `place`; a killed run's store is continued."""
+    """Write the documents to a store in `place`; continue one that a killed run left."""
     store = _begun_store(place, vectors.shape[1])
     alone = held_alone(place, f"{place}: another process is writing the same index; wait for it")
     with alone, progress_bar("writing", len(corpus), "documents", show=progress) as advance:
@@ -389,7 +389,7 @@ def _writing(store: Store) -> Iterator[Writer]:
 
 
 def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None:
-    """Return the standby encoder, begun earlier or now; None if it is active already."""
+    """Return the standby encoder, new or from an earlier call; None if it is active."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
     other = manifest.standby()
@@ -442,7 +442,7 @@ def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndar
 
 
 class _Reindexing:
-    """A reindexing: encodes what the standby encoder has not yet, makes tree and snapshots, and activates it."""
+    """One reindexing: encodes documents, makes tree and snapshots, and activates the standby encoder."""
 
     def __init__(self, store: Store, other: StandbyEncoder) -> None:
         self.store = store

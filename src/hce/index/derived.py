@@ -54,7 +54,7 @@ class Part(Generic[Lent]):
     """A part of an index, lent at the moment of a reader. This base class has no snapshots."""
 
     def lend(self, reader: Reader) -> AbstractContextManager[Lent]:
-        """Lend the part at the reader's moment; MomentPassedError if it is later."""
+        """Lend the part at the reader's moment; MomentPassedError if the part is later."""
         raise NotImplementedError
 
     def prepare(self, reader: Reader) -> None:
@@ -80,7 +80,7 @@ class Part(Generic[Lent]):
         """Rebuild the part if that pays now."""
 
     def ahead(self) -> Path | None:
-        """Return a snapshot of a write that the store lacks, and so has lost."""
+        """Return a snapshot of a write that the store has lost, or None."""
         return None
 
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
@@ -258,7 +258,7 @@ class LocalPart(Part[Held]):
         return {}
 
     def ahead(self) -> Path | None:
-        """Return a snapshot of a write that the store lacks, and so has lost."""
+        """Return a snapshot of a write that the store has lost, or None."""
         for folder in self._snapshots():
             saved = _saved_in(folder)
             with self.store.reading() as reader:  # opened after the snapshot was read, so it cannot be older

@@ -41,7 +41,7 @@ GROWN = 0.5  # documents outside the tree, for each inside
 STANDARD_ERRORS = 2.0
 
 REGIONS = 5  # reported at most
-LEAST_GROWTH = 5  # later documents, from which on a region is reported
+LEAST_GROWTH = 5  # later documents that a region needs to be reported
 WALKED = 10_000  # old documents that walk down the tree, for comparison with the later ones
 TEXTS = 300  # of each kind, whose words are compared in a region
 WORDS = 4
@@ -71,7 +71,7 @@ class Population(NamedTuple):
 
 @dataclass(frozen=True)
 class GrownNode:
-    """A region that has grown since the tree was grown.
+    """A region that got more than its share of later documents.
 
     Attributes:
         before: how many of the tree's own documents are still in it.
@@ -230,9 +230,7 @@ class _Leaves:
         rest = self.sums[own[members]] - vectors[members]
         lengths = np.linalg.norm(rest, axis=1)
         alone = np.einsum("ij,ij->i", rest, vectors[members]) / np.maximum(lengths, 1e-6)
-        scores[members, own[members]] = np.where(
-            lengths > 1e-3, alone, -1.0
-        )  # a leaf of one member is empty without it
+        scores[members, own[members]] = np.where(lengths > 1e-3, alone, -1.0)  # -1 for a leaf of one member
         above = self.hierarchy.ancestors(self.hierarchy.depth - 1, scores.argmax(axis=1))[:, 1]
         return scores.max(axis=1), above != self.hierarchy.walk(vectors)[1][:, 0]
 

@@ -34,7 +34,7 @@ SIGNS = ("=", "!=", ">=", "<=", ">", "<", "in", "not in")
 COMPARISON = re.compile("[=<>]")
 SIGN = re.compile(r"[=<>!~]+|\s(?:not )?in\s")  # no \s* at its start, so that a search takes one pass
 JOINED = re.compile(r"\s(or|and|\|\||&&)\s", re.IGNORECASE)
-SAMPLE = 1000  # documents whose fields an error about an unknown field lists
+SAMPLE = 1000  # documents to read for a list of fields
 
 
 class Condition(NamedTuple):

@@ -20,7 +20,7 @@ from hce.files import checked_fields, delete_leftovers, read_json, sealed, unsea
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
 from hce.search.fusion import Calibration
 
-FORMAT = 2  # 1 was that of 0.1.0
+FORMAT = 2  # 0.1.0 wrote 1
 MANIFEST_FILE = "manifest.json"
 ENCODER_FOLDER = "encoder"
 IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # encoders after the first add the number of a change
@@ -28,7 +28,7 @@ IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 IS_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})(-[0-9]+)?")
 EARLIER = {"dtype"}  # fields that 0.2.0 wrote, and that are ignored
-OUTGROWN = 4  # documents there are for each that a table was fitted to, above which it is fitted again
+OUTGROWN = 4  # a table is fitted again for more than this many times the documents it was fitted to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class EncoderFacts:
     hierarchy: str | None
     encoder_folder: str = "encoder"
     words_share: float = 0.25
-    tokens_share: float = 0.4  # of an index that 0.2.0 wrote
+    tokens_share: float = 0.4  # 0.2.0 used this share without writing it
     shares: dict[str, Any] | None = None
     fitted_documents: int | None = None
     familiar: int | None = None
@@ -162,7 +162,7 @@ class Manifest(EncoderFacts):
         return replace(self, **{name: getattr(other, name) for name in EXCHANGED})
 
     def at(self, moment_at: Callable[[int, str], Moment | None]) -> Manifest:
-        """Return this manifest with its switch decided: does the store know that write?"""
+        """Decide the switch: return the manifest for a store with or without that write."""
         other = self.standby()
         if self.switch is None or other is None:
             return self

@@ -129,7 +129,7 @@ class Hit(NamedTuple):
 
 
 def checked_queries(queries: str | Sequence[str]) -> list[str]:
-    """Return the queries as a list; InputError if one is no text, or empty."""
+    """Return the queries as a list; InputError if one is empty or not a text."""
     if not isinstance(queries, Iterable) or isinstance(queries, bytes):
         raise InputError(f"a query is a text or a list of texts, not a {type(queries).__name__}")
     texts = [queries] if isinstance(queries, str) else list(queries)

@@ -55,7 +55,7 @@ CACHE_KILOBYTES = 4096  # small, so that pages reach the log while texts are enc
 LOG_BYTES = 64 * 2**20  # up to this length the log is not copied, so most writes need not wait for a copy
 WORTH_A_COPY = 0.02  # share of free pages above which compacting rewrites the file
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
-STEPS_BETWEEN_LOOKS = 1000  # instructions of SQLite, some tens of rows; checking the deadline costs less than one
+STEPS_BETWEEN_LOOKS = 1000  # instructions of SQLite, some tens of rows; so checks of the deadline cost next to nothing
 PARAMETERS_AT_ONCE = 4096
 MOST_DIMENSIONS = 1 << 20
 ROWS_PER_FETCH = 8192
@@ -490,7 +490,7 @@ class Reader:
         return self._numbers("SELECT number FROM removed WHERE change > ?", (change,))
 
     def removed_up_to(self, number: int) -> int:
-        """Count the removed ones among the first `number` documents."""
+        """Count how many of the first `number` documents were removed."""
         return int(self._one("SELECT count(*) FROM removed WHERE number <= ?", (number,))[0])
 
     def numbers_at(self, moment: Moment) -> np.ndarray:
@@ -527,7 +527,7 @@ class Reader:
     def passages(self, after: int = 0) -> PassageVectors:
         """Read the passages of documents above `after`; needs `has_passages`."""
         (count,) = self._one("SELECT count(*) FROM passages WHERE document > ?", (after,))
-        # In order of document SQLite uses an index, and reads only these rows. Passage numbers rise in the same order.
+        # Ordered by document, so that SQLite uses its index and reads only these rows. Passage numbers mostly rise too.
         query = "SELECT number, document, vector FROM passages WHERE document > ? ORDER BY document, number"
         (numbers, documents), vectors = self._with_vectors(query, after, count)
         if (np.diff(numbers) < 0).any():  # an interrupted rebuild can leave them out of order
@@ -773,7 +773,7 @@ class Writer(Reader):
         self._connection.execute("REINDEX")
 
     def recount(self, documents: int) -> None:
-        """Recount the documents, and list the missing ones of the first `documents`."""
+        """Recount the documents, and record which of the first `documents` are missing."""
         there = self._connection.execute("SELECT number FROM vectors UNION SELECT number FROM documents").fetchall()
         numbers = {number for (number,) in there}
         self._last = max([self._last, documents, *numbers])
@@ -837,7 +837,7 @@ class Writer(Reader):
 
 
 def content_key(text: str) -> int:
-    """Hash a document's full text to 64 bits: texts with a vector are found by it."""
+    """Hash a document's full text to 64 bits, to find the vector of an equal text."""
     return hash64(text, signed=True)
 
 

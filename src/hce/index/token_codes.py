@@ -255,7 +255,7 @@ def encode_keeping_tokens(encoder: IndexEncoder, codes: TokenCodes | None, texts
 
 
 def read_all_tokens(folder: Path, encoder: Encoder, reader: Reader, *, progress: bool) -> None:
-    """Encode all documents to store their codes in a new folder, if there are any."""
+    """Encode all documents, to store their codes in a new folder."""
     from hce.encoding.reranker import COUNTED, TokenSpace
 
     numbers = reader.numbers()

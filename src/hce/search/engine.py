@@ -161,7 +161,7 @@ class VectorEngine:
         return self._numbers if self._live is None else self._numbers[self._live]
 
     def facts(self) -> dict[str, float]:
-        """Return the number of vectors, that at which to rebuild, and the quality."""
+        """Return the number of vectors, when to rebuild, and the quality."""
         if self.name == "exact":
             return {"rows": len(self)}
         facts: dict[str, float] = {"rows": len(self), "renewed_from": max(CODED_FROM, GROWN * self.built)}
@@ -197,7 +197,7 @@ class VectorEngine:
     # ------------------------------------------------------------------------------------------------- searches
 
     def search(self, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Found:
-        """Find the k vectors with the largest inner products; by codes, nearly all."""
+        """Find the k vectors with the largest inner products; codes can miss some."""
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         kept = self._live if allowed is None else self._among(allowed)
         available = self._count if allowed is None or kept is None else int(np.count_nonzero(kept))
@@ -239,7 +239,7 @@ class VectorEngine:
         return best if chosen is None else Found(chosen[best.numbers], best.scores)
 
     def _scan(self, codes: Codes, kept: np.ndarray | None, available: int, queries: np.ndarray, count: int) -> Found:
-        """Find rows by their codes; more of them where some are hidden."""
+        """Find rows by their codes; fetch more if some are hidden."""
         total = len(self._numbers)
         found = codes.scan(queries, min(math.ceil(MARGIN * count * total / available), total))
         if kept is None and not codes.is_routed:
@@ -380,7 +380,7 @@ class Codes:
         self.arrays["probes"] = np.array([max(1, math.ceil(share * len(self.arrays["leaves"])))])
 
     def without(self, kept: np.ndarray | None, rows: Rows) -> Codes:
-        """Return codes over the rows of a new file: the kept ones, or all."""
+        """Return these codes for the rows of a new file: the kept ones, or all."""
         if kept is not None:
             return Codes(self.arrays | ({"home": self.arrays["home"][kept]} if self.is_routed else {}), rows)
         self.rows = rows

@@ -37,9 +37,7 @@ def k_best(candidates: Found, k: int) -> Found:
     """Return each query's k best candidates, ties by number; −1 is no candidate."""
     is_in_order = (candidates.scores[:, 1:] < candidates.scores[:, :-1]).all() and (candidates.numbers >= 0).all()
     if candidates.scores.shape[1] >= k and is_in_order:
-        return Found(
-            candidates.numbers[:, :k], candidates.scores[:, :k]
-        )  # faiss sorts by score, which is enough without ties
+        return Found(candidates.numbers[:, :k], candidates.scores[:, :k])  # in order already: no ties
     scores = np.where(candidates.numbers < 0, -np.inf, candidates.scores).astype(np.float32)
     order = np.lexsort((candidates.numbers, -scores), axis=1)[:, :k]
     found = nothing(len(scores), k)

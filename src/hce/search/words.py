@@ -190,7 +190,7 @@ class Words:
         words = _distinct_words(query)
         frequencies = ([self._searcher.doc_freq(BODY, term) for term in terms(word, self.language)] for word in words)
         counts = np.array([min(each, default=0) for each in frequencies], np.int64)  # of the rarest term of each word
-        most = counts.max(initial=self._searcher.num_docs)  # counts are with removed texts until these are merged away
+        most = counts.max(initial=self._searcher.num_docs)  # counts include removed texts until a merge
         idf = inverse_document_frequency(counts, int(most))
         return dict(zip(words, idf.tolist(), strict=True))
 
