@@ -417,7 +417,7 @@ def test_ten_equal_documents(run, tmp_path, module_static_encoder):
     assert "updated 10, added 0" in done.out
     done = run("train", tmp_path / "ten.jsonl", "-o", tmp_path / "model", "--encoder", tmp_path / "encoder")
     assert done.code == 1
-    assert "duplicates another one; remove doubles" in done.err
+    assert "duplicates another one; remove duplicates" in done.err
 
 
 def test_status_tells_what_fitting_and_training_brought(run, index):

@@ -570,7 +570,7 @@ def test_fewer_pairs_than_a_batch_come_as_often_as_is_said(concept_corpus, stati
     assert trainer.pairs_per_epoch == turns * len(pairs)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("hce.training.steps.process_count", lambda: 65)
-        with pytest.raises(InputError, match="a batch of 64 pairs cannot be shared out to 65 processes; use fewer"):
+        with pytest.raises(InputError, match="a batch of 64 pairs cannot be divided among 65 processes; use fewer"):
             Trainer(concept_corpus, static_encoder, Sources(pairs), recipe)
 
 
@@ -636,7 +636,7 @@ def test_a_batch_of_few_documents_is_a_quarter_of_them_unless_set():
 def test_fewer_pairs_than_processes_are_refused(concept_corpus, monkeypatch):
     monkeypatch.setattr("hce.training.pairs.process_count", lambda: 3)
     Sources(unsupervised=InverseCloze(concept_corpus, np.arange(3)))
-    with pytest.raises(InputError, match="2 pairs cannot be shared out to 3 processes"):
+    with pytest.raises(InputError, match="2 pairs cannot be divided among 3 processes"):
         Sources(unsupervised=InverseCloze(concept_corpus, np.arange(2)))
 
 

@@ -85,7 +85,7 @@ class Fit:
     """
 
     result: TrainResult  # what `hce.train` returns, if nothing else is done
-    sources: Sources  # the pairs, and the documents that the held-out queries are made of
+    sources: Sources  # the pairs, and the documents that give held-out queries
     devset: DevSet  # the held-out queries
     ndcg_before: dict[str, np.ndarray]  # NDCG@10 of each held-out query, by kind, with the encoder as given
     ndcg_after: dict[str, np.ndarray]  # the same, with the encoder of the result

@@ -40,7 +40,7 @@ from hce.tree.hierarchy import Hierarchy
 if TYPE_CHECKING:
     from hce.training.co_training import TrainResult
 
-MAY_BE_NAN = ("loss", "accuracy")  # of an epoch; written as null
+MAY_BE_NAN = ("loss", "accuracy")  # fields of an epoch; NaN is written as null
 
 
 def mean_over_kinds(dev: Mapping[str, float]) -> float:
@@ -63,8 +63,8 @@ class Epoch:
     loss: dict[str, float] = field(default_factory=dict)
     accuracy: list[float] = field(default_factory=list)
     reclustered: bool = False  # whether the tree was grown again afterwards
-    churn: float = 0.0  # the share of documents that this moved to another leaf
-    seconds: float = 0.0  # with measuring
+    churn: float = 0.0  # the share of documents that re-clustering moved to another leaf
+    seconds: float = 0.0  # measuring included
 
     @property
     def metric(self) -> float:

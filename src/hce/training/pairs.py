@@ -71,7 +71,7 @@ class Sources:
             raise InputError("there is nothing to train on: no labeled pairs and no pseudo-queries")
         fewest = min(len(source) for source in (self.supervised, self.unsupervised) if source is not None)
         if fewest < process_count():
-            raise InputError(f"{fewest} pairs cannot be shared out to {process_count()} processes; use fewer of these")
+            raise InputError(f"{fewest} pairs cannot be divided among {process_count()} processes; use fewer processes")
 
 
 def documents_to_learn(corpus: Corpus, recipe: Recipe, label_sets: Iterable[Labels | None] = ()) -> Corpus:
@@ -162,7 +162,9 @@ class Batch(NamedTuple):
     documents: list[str]  # the text of each query's document, which may lack a query that was cut out of it
     positions: np.ndarray  # each document's position in the corpus, of shape (B,)
     known: np.ndarray  # positions of each query's known positives, padded with −1, of shape (B, P)
-    cut: np.ndarray | None = None  # whether each query was cut out of its document, of shape (B,), bool; None: no query
+    cut: np.ndarray | None = (
+        None  # whether each query was cut out of its document, of shape (B,), bool; None if none was
+    )
 
     def rows(self, chosen: slice) -> Batch:
         """Return some of the pairs as a smaller batch."""
@@ -403,7 +405,7 @@ def pseudo_devset(
     if not len(measured):
         raise InputError(
             f"{corpus.name}: each document held out for measuring duplicates another one; "
-            "remove doubles, or give labeled dev queries"
+            "remove duplicates, or give labeled dev queries"
         )
     pool = with_random_others(len(corpus), measured, pool_size, seed)
     rng = np.random.default_rng([seed, 1])

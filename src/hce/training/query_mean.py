@@ -15,7 +15,7 @@ from hce.errors import FormatError
 from hce.files import checked_fields, read_json, sealed, unsealed, write_json
 
 FILE = "asked.json"
-MOST_LOGGED = 10_000  # queries of a log that are encoded
+MOST_LOGGED = 10_000  # queries of a longer log to encode, or up to twice as many
 
 
 @dataclass(frozen=True)

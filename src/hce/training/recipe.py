@@ -51,9 +51,7 @@ def _positive(default: Any, text: str) -> Any:
 class Recipe:
     """How to train. Each field's metadata has its help, which the command line shows too."""
 
-    mode: Supervision = _option(
-        "auto", "what to train on; auto: joint where there are labeled pairs, else unsupervised"
-    )
+    mode: Supervision = _option("auto", "what to train on; auto: joint with labeled pairs, else unsupervised")
     train: WhatIsTrained = _option(
         "auto",
         "companion: tables of the corpus's tokens and words, next to the unchanged encoder; encoder: the encoder "
@@ -113,10 +111,9 @@ class Recipe:
     level_weight: float = _option(1.0, "weight of the level losses next to the document loss")
     negatives: Sampling = _option(
         "auto",
-        "siblings: from the same leaf, by the vectors that clustering computed (free); fresh-siblings: encoded again "
+        "siblings: from the same leaf, with the vectors that clustering computed (free); fresh-siblings: encoded again "
         "with gradients, as in the paper; near: wrong documents near the query, found through the tree; mined: the "
-        "nearest of all wrong documents (ANCE); none: in-batch only; auto: near where there are labeled "
-        "queries, else siblings",
+        "nearest of all wrong documents (ANCE); none: in-batch only; auto: near with labeled queries, else siblings",
     )
     negative_count: int = _option(2, "sampled negatives for each query, n_NS; the paper has 4")
     neighbours: int = _option(
@@ -127,7 +124,9 @@ class Recipe:
     mask: bool = _option(
         True, "do not use other right documents of a query, or documents of equal text, as negatives; off in the paper"
     )
-    margin: float = _option(0.0, "documents with an inner product above this to the right one are no negatives; 0: off")
+    margin: float = _option(
+        0.0, "documents whose inner product with the right one is above this are no negatives; 0: off"
+    )
     alpha: float = _option(0.5, "weight of the unsupervised loss next to the supervised one")
     pseudo: Pseudo = _option("ict", "pseudo-queries: spans of the document (ict), or the document again (simcse)")
     span_lengths: tuple[int, ...] = _option((8, 16, 32), "lengths of ICT spans; the paper has 64")

@@ -187,7 +187,7 @@ class CheckpointFolder:
             return None if checkpoint is None else restore(checkpoint)
         except InputError:
             raise
-        except Exception as error:  # whatever a damaged file makes its reader raise
+        except Exception as error:  # readers of damaged files raise many kinds
             raise FormatError(
                 f"{self.folder}: the state of the run is damaged ({one_line(error)}); "
                 "delete this folder and train from the start"

@@ -99,8 +99,8 @@ class Trainer:
         self.teacher = WordTeacher(corpus, recipe.language) if wants_teacher else None
         if recipe.batch_size < process_count():
             raise InputError(
-                f"a batch of {recipe.batch_size} pairs cannot be shared out to {process_count()} processes; "
-                "use fewer of these, or a larger batch_size"
+                f"a batch of {recipe.batch_size} pairs cannot be divided among {process_count()} processes; "
+                "use fewer processes, or a larger batch_size"
             )
         available = max(len(source) for _, source in self.weighted)
         turns = min(TURNS, max(1, len(corpus) // available))

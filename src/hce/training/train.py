@@ -72,7 +72,7 @@ def train(
         generated: generated queries, also to train on; they do not measure anything.
         dev: labeled queries to measure with; by default some of `pairs`, or pseudo-queries, are held out.
         log: queries that people asked, without answers. Most of their mean vector is subtracted from a transformer's
-            queries. Also the mean itself, which `hce serve --learn-queries` keeps. No query is stored.
+            queries. May be that mean, which `hce serve --learn-queries` keeps. No query is stored.
         recipe: the settings; by default those that measured best for this kind of encoder.
         output: a new folder for the model; until it is written, the state of the run is kept next to it.
         resume: continue the unfinished run next to `output`, if there is one.
@@ -259,7 +259,7 @@ def _of_tuned(tuned: Fit, fit: Fit) -> Fit:
 
 def _refuse_impossible(corpus: Corpus, encoder: Encoder, recipe: Recipe, log: Sequence[str] | QueryMean) -> None:
     if len(corpus) < 2:
-        raise InputError(f"{corpus.name}: training needs at least 2 documents to tell apart, and there is 1")
+        raise InputError(f"{corpus.name}: training needs at least 2 documents, and there is 1")
     recipe.require_documents(len(corpus))
     has_dropout = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in encoder.model.modules())
     if recipe.train == "companion" and recipe.pseudo == "simcse":

@@ -122,7 +122,7 @@ class Hierarchy:
 
         Args:
             vectors: unit rows of shape (N, n), float32, a memory map included.
-            branching: expected number of children b, or "auto": the smallest b that gives a tree of at most `depth`.
+            branching: expected number of children b, or "auto": the smallest b that needs no more than `depth` levels.
             depth: L for "auto", the documents' level included; ignored if `branching` is given.
             seed: same seed, same tree.
             mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
@@ -392,7 +392,7 @@ class Hierarchy:
             tree = None if is_newer else cls._read(folder, manifest)
         except OutsideError:
             raise
-        except Exception as error:  # whatever a damaged file makes its reader raise
+        except Exception as error:  # readers of damaged files raise many kinds
             raise FormatError(f"{folder}: the tree is damaged ({error}); build or copy it again") from error
         if tree is None:
             raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
