@@ -258,7 +258,7 @@ def test_judged_documents_that_are_missing_are_warned_of(run, folder, encoder_fo
         ((), "give either --model, or --run-file"),
         (("-m", "static", "--run-file", "{tmp}/r"), "give either --model, or --run-file"),
         (("--run-file", "{tmp}/nowhere"), "nowhere: cannot be read"),
-        (("--run-file", "{tmp}/empty"), "an empty run"),
+        (("--run-file", "{tmp}/empty"), "the run has no hits"),
         (("--run-file", "{tmp}/short"), "short, line 1: 3 columns; a line of a TREC run has 6"),
         (("--run-file", "{tmp}/strange"), "none of the 1 queries of the run (the first is 'x')"),
         (("-m", "static", "--per-query", "{tmp}/values.csv"), "give a file ending in .tsv or .jsonl"),
