@@ -15,6 +15,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HCE_CONFIG"] = tempfile.mkdtemp(prefix="hce-tests-")  # and the user's settings stay as they are
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -29,6 +30,9 @@ from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
 from hce.encoding.encoder import Encoder
 from hce.tree.hierarchy import Hierarchy
+
+hypothesis.settings.register_profile("hce", deadline=None)  # a busy machine fails no test
+hypothesis.settings.load_profile("hce")
 
 DATA = Path(__file__).resolve().parents[1] / "shared" / "data"
 
