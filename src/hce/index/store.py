@@ -19,10 +19,8 @@ import json
 import os
 import secrets
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from datetime import datetime, timezone
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
@@ -34,7 +32,7 @@ import numpy as np
 
 from hce.contained import is_file, open_file
 from hce.data.documents import Document
-from hce.data.text import Passage, hash64
+from hce.data.text import Passage
 from hce.errors import FormatError, HceError, InputError, OutsideError, WriterBusyError
 from hce.index.filters import (
     SAMPLE,
@@ -46,9 +44,29 @@ from hce.index.filters import (
     field_names,
     summarize_fields,
 )
+from hce.index.tables import (
+    BY_DOCUMENT,
+    COLUMNS,
+    FROM_A_COPY,
+    MOMENTS,
+    PASSAGES_SCHEMA,
+    SCHEMA,
+    STANDBY_SCHEMA,
+    STORE_FILE,
+    blobs_of,
+    change_checksum,
+    check_schema,
+    content_key,
+    damaged,
+    document_of,
+    now,
+    row_checksum,
+    row_of,
+    vector_checksum,
+    vectors_from,
+)
 from hce.progress import check_deadline
 
-STORE_FILE = "documents.sqlite"
 SECONDS_TO_WAIT = 5.0  # for another writer
 PAGE = 16_384  # pages of 16 KB waste little space around vectors of a few KB
 CACHE_KILOBYTES = 4096  # small, so that pages reach the log while texts are encoded, and not all at the end
@@ -274,7 +292,7 @@ class Store:
                     f"{folder}: another process is writing to this index; try again when it is done"
                 ) from error
             if "decode" in str(error):  # damage has left a text that is not UTF-8
-                raise _damaged("a text") from error
+                raise damaged("a text") from error
             raise InputError(
                 f"{folder}: {error}; nothing was changed: check the disk's space and permissions"
             ) from error
@@ -369,7 +387,7 @@ class Store:
             connection.execute("PRAGMA wal_autocheckpoint = 0")  # see `_copy_log`
             connection.execute("PRAGMA journal_size_limit = 0")  # a copied log shrinks when it is written again
             connection.execute(f"PRAGMA cache_size = -{CACHE_KILOBYTES}")
-            _check_schema(connection, str(self.path))  # the first read, which opens the log
+            check_schema(connection, str(self.path))  # the first read, which opens the log
         except BaseException:
             connection.close()
             raise
@@ -425,7 +443,7 @@ class Reader:
         self._connection = connection
         self.dim = self._one("PRAGMA user_version")[0] or dim
         if not 0 < self.dim <= MOST_DIMENSIONS:
-            raise _damaged("the length of its vectors")
+            raise damaged("the length of its vectors")
 
     def moment(self) -> Moment:
         """Return the moment that this reader sees."""
@@ -441,7 +459,7 @@ class Reader:
     def find(self, doc_id: str) -> Document | None:
         """Return the document with this id, or None."""
         row = self._one("SELECT id, title, text, metadata FROM documents WHERE id = ?", (doc_id,))
-        return _document(*row) if row else None
+        return document_of(*row) if row else None
 
     def present(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:
         """Return those ids that exist: id → number and content key."""
@@ -451,7 +469,7 @@ class Reader:
     def documents(self, numbers: Iterable[int]) -> dict[int, Document]:
         """Return documents by number; skip numbers that do not exist."""
         rows = self._each_in("SELECT number, id, title, text, metadata FROM documents WHERE number IN ({})", numbers)
-        return {number: _document(*row) for number, *row in rows}
+        return {number: document_of(*row) for number, *row in rows}
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
         """Yield documents above `after` with number and vector, in order of number."""
@@ -460,7 +478,7 @@ class Reader:
             "WHERE number > ? ORDER BY number"
         )
         for number, vector, *row in self._connection.execute(query, (after,)):
-            yield Entry(number, _document(*row), _vectors([vector], self.dim)[0])
+            yield Entry(number, document_of(*row), vectors_from([vector], self.dim)[0])
 
     def texts(self, after: int = 0) -> Iterator[tuple[int, str]]:
         """Yield number and full text of each document above `after`, in order."""
@@ -507,7 +525,7 @@ class Reader:
     def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
         """Return the vectors of documents, in the order given, of shape (m, n)."""
         rows = self._each_in("SELECT number, vector FROM vectors WHERE number IN ({})", numbers.tolist())
-        found = {number: _vectors([vector], self.dim)[0] for number, vector in rows}
+        found = {number: vectors_from([vector], self.dim)[0] for number, vector in rows}
         return np.array([found[number] for number in numbers.tolist()], np.float32).reshape(len(numbers), self.dim)
 
     def vectors_of(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
@@ -517,7 +535,7 @@ class Reader:
         found = {}
         for content, title, text, vector in self._each_in(query, wanted):
             if Document("", text, title).full_text == wanted[content]:  # two texts can have the same key
-                found[wanted[content]] = _vectors([vector], self.dim)[0]
+                found[wanted[content]] = vectors_from([vector], self.dim)[0]
         return found
 
     def has_passages(self) -> bool:
@@ -539,7 +557,7 @@ class Reader:
         """Read the passages of some documents; needs `has_passages`."""
         rows = sorted(self._each_in("SELECT number, document, vector FROM passages WHERE document IN ({})", documents))
         numbers, of, blobs = list(zip(*rows, strict=True)) or ((), (), ())
-        return PassageVectors(np.array(numbers, np.int64), np.array(of, np.int64), _vectors(blobs, self.dim))
+        return PassageVectors(np.array(numbers, np.int64), np.array(of, np.int64), vectors_from(blobs, self.dim))
 
     def passage_numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of all passages, rising, int64, and of their documents."""
@@ -649,10 +667,10 @@ class Reader:
         vectors = np.empty((count, self.dim), np.float32)
         for start in range(0, count, ROWS_PER_FETCH):
             if not (fetched := rows.fetchmany(ROWS_PER_FETCH)):
-                raise _damaged("a table")
+                raise damaged("a table")
             *columns, blobs = zip(*fetched, strict=True)
             numbers[:, start : start + len(blobs)] = columns
-            vectors[start : start + len(blobs)] = _vectors(blobs, self.dim)
+            vectors[start : start + len(blobs)] = vectors_from(blobs, self.dim)
         return numbers, vectors
 
     def _each_in(self, query: str, values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
@@ -676,12 +694,12 @@ class Writer(Reader):
     ) -> None:
         """Insert documents with vectors (B, n), and passages by position."""
         numbers = range(self._last + 1, self._last + 1 + len(documents))
-        rows = [(number, *_row(document)) for number, document in zip(numbers, documents, strict=True)]
+        rows = [(number, *row_of(document)) for number, document in zip(numbers, documents, strict=True)]
         try:
             self._insert("documents", rows, row_checksum)
         except sqlite3.IntegrityError as error:
             raise self._refused(documents) from error
-        self._insert("vectors", zip(numbers, _blobs(vectors), strict=True), vector_checksum)
+        self._insert("vectors", zip(numbers, blobs_of(vectors), strict=True), vector_checksum)
         for position, each in (passages or {}).items():
             self._make_passages()
             self._insert_passages("passages", numbers[position], each)
@@ -707,7 +725,7 @@ class Writer(Reader):
     def replace(self, documents: Sequence[Document]) -> None:
         """Update documents whose `full_text` did not change, and keep their vectors."""
         numbers = {doc_id: number for doc_id, (number, _) in self.present(each.id for each in documents).items()}
-        rows = [(numbers[row[0]], *row) for row in map(_row, documents) if row[0] in numbers]
+        rows = [(numbers[row[0]], *row) for row in map(row_of, documents) if row[0] in numbers]
         query = "UPDATE documents SET content = ?, metadata = ?, title = ?, text = ?, checksum = ? WHERE number = ?"
         self._connection.executemany(query, ((*row[2:], row_checksum(*row), row[0]) for row in rows))
         self._touched |= bool(documents)
@@ -723,7 +741,7 @@ class Writer(Reader):
 
     def copy(self, documents: Mapping[int, Document], extents: Mapping[int, tuple[int, Passage]]) -> None:
         """Insert documents by number, and passages: number → document and extent."""
-        self._insert("documents", ((number, *_row(each)) for number, each in documents.items()), row_checksum)
+        self._insert("documents", ((number, *row_of(each)) for number, each in documents.items()), row_checksum)
         rows = ((number, document, *extent) for number, (document, extent) in extents.items())
         query = "INSERT OR REPLACE INTO passages (number, document, start, stop, vector) VALUES (?, ?, ?, ?, x'')"
         self._connection.executemany(query, rows)
@@ -749,7 +767,7 @@ class Writer(Reader):
     def fill_standby(self, numbers: Sequence[int], vectors: np.ndarray, passages: Mapping[int, CutPassages]) -> None:
         """Insert standby vectors and passages; skip documents removed meanwhile."""
         there = {number for (number,) in self._each_in("SELECT number FROM vectors WHERE number IN ({})", numbers)}
-        rows = ((number, blob) for number, blob in zip(numbers, _blobs(vectors), strict=True) if number in there)
+        rows = ((number, blob) for number, blob in zip(numbers, blobs_of(vectors), strict=True) if number in there)
         self._insert("vectors_beside", rows, vector_checksum)
         for position, each in passages.items():
             if numbers[position] in there:
@@ -803,7 +821,7 @@ class Writer(Reader):
         self._connection.executemany(query, rows)
 
     def _insert_passages(self, table: str, number: int, passages: CutPassages) -> None:
-        blobs = _blobs(passages.vectors)
+        blobs = blobs_of(passages.vectors)
         rows = [(number, *extent, blob) for extent, blob in zip(passages.extents, blobs, strict=True)]
         self._insert(table, rows, row_checksum)
 
@@ -831,170 +849,6 @@ class Writer(Reader):
         return InputError(
             f"SQLite refuses the metadata of {documents[0].id!r} or of a later document as JSON; simplify it"
         )
-
-
-# ------------------------------------------------------------------------------------------------- rows and values
-
-
-def content_key(text: str) -> int:
-    """Hash a document's full text to 64 bits, to find the vector of an equal text."""
-    return hash64(text, signed=True)
-
-
-def now() -> str:
-    """Return the current time in UTC, in ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _row(document: Document) -> tuple[str, int, str, str, str]:
-    key = content_key(document.full_text)
-    return document.id, key, _metadata_json(document) if document.metadata else "{}", document.title, document.text
-
-
-def _document(doc_id: str, title: str, text: str, metadata: str) -> Document:
-    try:
-        return Document(doc_id, text, title, json.loads(metadata) if metadata != "{}" else {})
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _damaged(f"the metadata of {doc_id!r}") from error
-
-
-def _blobs(vectors: np.ndarray) -> Iterator[bytes]:
-    """Yield vectors (N, n) as blobs: little-endian float32."""
-    return map(bytes, np.ascontiguousarray(vectors, dtype="<f4"))
-
-
-def _vectors(blobs: Sequence[bytes], dim: int) -> np.ndarray:
-    """Convert blobs to vectors, of shape (blobs, n)."""
-    try:
-        return np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), dim)
-    except (TypeError, ValueError) as error:
-        raise _damaged("a vector") from error
-
-
-def _damaged(what: str) -> FormatError:
-    return FormatError(f"{STORE_FILE}: {what} is damaged; 'hce check' names it and says whether it can be repaired")
-
-
-def _metadata_json(document: Document) -> str:
-    """Convert metadata to JSON that SQLite accepts: NaN and infinity become null."""
-    try:
-        try:
-            line = json.dumps(document.metadata, ensure_ascii=False, default=str, allow_nan=False)
-        except ValueError:
-            line = json.dumps(_without_nan(document.metadata), ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the metadata of {document.id!r} cannot be written as JSON ({error}); simplify it") from error
-    return line.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair becomes its JSON escape
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-# ------------------------------------------------------------------------------------------------- the tables
-
-
-SCHEMA = """
-CREATE TABLE documents (
-    number INTEGER PRIMARY KEY,
-    id TEXT NOT NULL UNIQUE,
-    content INTEGER NOT NULL,
-    metadata TEXT NOT NULL CHECK (json_valid(metadata)),
-    title TEXT NOT NULL,
-    text TEXT NOT NULL, checksum INTEGER
-);
-CREATE INDEX documents_by_content ON documents (content);
-CREATE TABLE vectors (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER);
-CREATE TABLE changes (
-    change INTEGER PRIMARY KEY, token TEXT NOT NULL, at TEXT NOT NULL, documents INTEGER NOT NULL, last INTEGER NOT NULL
-    , checksum INTEGER
-);
-CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (change, number)) WITHOUT ROWID;
-"""
-
-# Created with the first long document. Passage numbers rise too, and AUTOINCREMENT never reuses one.
-_PASSAGE_COLUMNS = (
-    "(number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, start INTEGER NOT NULL, "
-    "stop INTEGER NOT NULL, vector BLOB NOT NULL, checksum INTEGER)"
-)
-PASSAGES_SCHEMA = f"CREATE TABLE passages {_PASSAGE_COLUMNS}"
-
-# Vectors of the standby encoder: see `hce.index.create`. Activating it swaps the names of two pairs of tables. SQLite's
-# index keeps its own name through that, so each table's index needs a name of its own.
-STANDBY_SCHEMA = (
-    "CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER)",
-    f"CREATE TABLE passages_beside {_PASSAGE_COLUMNS}",
-)
-BY_DOCUMENT = ("passages_by_document", "passages_by_document_too")
-
-COLUMNS = {
-    "documents": ("number", "id", "content", "metadata", "title", "text"),
-    "vectors": ("number", "vector"),
-    "passages": ("document", "start", "stop", "vector"),
-    "vectors_beside": ("number", "vector"),
-    "passages_beside": ("document", "start", "stop", "vector"),
-    "changes": ("change", "token", "at", "documents", "last"),
-}
-"""The columns of each table that has checksums; a row's checksum covers all of these."""
-MOMENTS = f"SELECT {', '.join(COLUMNS['changes'])} FROM changes"  # noqa: S608  all are from here
-REQUIRED = {"documents", "documents_by_content", "vectors", "changes", "removed"}
-FROM_A_COPY = "restore it from a copy or index again"
-
-
-def _normal(statement: str) -> str:
-    """Normalize a CREATE statement: ALTER TABLE changes white space and quotes."""
-    one_line = " ".join(statement.split()).rstrip(";").replace("IF NOT EXISTS ", "").replace('"', "")
-    return one_line.replace(" ,", ",").replace("( ", "(").replace(" )", ")")
-
-
-_SQLITES_OWN = "CREATE TABLE sqlite_sequence(name,seq)"  # for AUTOINCREMENT
-_ALL = (*filter(str.strip, SCHEMA.split(";")), PASSAGES_SCHEMA, *STANDBY_SCHEMA, _SQLITES_OWN)
-KNOWN = {each.split("(")[0].split()[2]: {each} for each in map(_normal, _ALL)}
-KNOWN |= {
-    name: {f"CREATE INDEX {name} ON {table} (document)" for table in ("passages", "passages_beside")}
-    for name in BY_DOCUMENT
-}
-
-
-def _check_schema(connection: sqlite3.Connection, where: str) -> None:
-    """Refuse a file with another schema: views and triggers could do anything."""
-    try:
-        rows = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
-    except sqlite3.OperationalError as error:
-        if "decode" not in str(error):
-            raise
-        raise FormatError(f"{where} is damaged ({error}); {FROM_A_COPY}") from error
-    missing = REQUIRED - {name for _, name, _ in rows}
-    if missing:
-        raise FormatError(f"{where} is damaged or empty (no {min(missing)}); {FROM_A_COPY}")
-    for kind, name, statement in rows:
-        made_by_sqlite = kind == "index" and statement is None and str(name).startswith("sqlite_autoindex_")
-        if not made_by_sqlite and _normal(str(statement)) not in KNOWN.get(name, ()):
-            raise FormatError(
-                f"{where} is damaged, or was changed by other software (hce did not create the {kind} {name!r}); "
-                f"{FROM_A_COPY}"
-            )
-
-
-def row_checksum(*values: int | str | bytes | None) -> int:
-    """Compute the checksum of a row's values."""
-    return zlib.crc32(b"\0".join([each if type(each) is bytes else str(each).encode() for each in values]))
-
-
-def vector_checksum(number: int, vector: bytes) -> int:
-    """Compute the checksum of a vector; its number is the start value."""
-    return zlib.crc32(vector, number & 0xFFFFFFFF)
-
-
-def change_checksum(connection: sqlite3.Connection, change: Iterable[Any]) -> int:
-    """Compute the checksum of a change and the numbers that it removed."""
-    number, *rest = change
-    removed = connection.execute("SELECT number FROM removed WHERE change = ? ORDER BY number", (number,))
-    return row_checksum(number, *rest, *(each for (each,) in removed))
 
 
 # ------------------------------------------------------------------------------------------------- connections
