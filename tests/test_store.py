@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hce.data.documents import Document
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import new_folder
-from hce.index import store as tables
+from hce.index import store as store_module
 from hce.index.derived import SharedLock
 from hce.index.filters import parse_clauses
 from hce.index.store import Store
@@ -186,7 +186,7 @@ def test_equal_texts_are_found_and_equal_keys_of_other_texts_are_not(store, monk
         found = reader.vectors_of(["one two", "three"])
         assert list(found) == ["one two"]
         assert found["one two"].tolist() in rows.tolist()
-    monkeypatch.setattr(tables, "content_key", lambda text: 7)
+    monkeypatch.setattr("hce.index.tables.hash64", lambda text, signed: 7)
     with store.writing() as writer:
         writer.insert([Document("c", "three")], rows[:1])
     with store.reading() as reader:
@@ -624,7 +624,7 @@ def test_stores_that_nobody_closed_leave_no_descriptors(tmp_path):
 
 def test_the_log_is_copied_only_while_nobody_can_write(store, tmp_path, monkeypatch):
     """SQLite before 3.51.3 can lose a write that falls into a copying under way (sqlite.org/wal.html#walresetbug)."""
-    monkeypatch.setattr(tables, "LOG_BYTES", 100_000)
+    monkeypatch.setattr(store_module, "LOG_BYTES", 100_000)
     log = tmp_path / "documents.sqlite-wal"
     other = Store(tmp_path, DIM)
     tried, longest = [], 0
