@@ -48,7 +48,7 @@ NO_VERB = re.compile(
 # What there is now; tests fail where there is more.
 LONG_SENTENCES: dict[str, int] = {}
 MARKED_WORDS: dict[str, int] = {}
-IN_DOCSTRINGS = {"long first lines": 378, "no verb first": 0, "long sentences": 23, "marked words": 46, "British": 5}
+IN_DOCSTRINGS = dict.fromkeys(("long first lines", "no verb first", "long sentences", "marked words", "British"), 0)
 
 
 def prose(text: str) -> str:
