@@ -232,7 +232,7 @@ def test_pairs_of_documents_that_are_gone_are_left_out_and_counted(tmp_path, cap
     assert list(labels["dev"].qrels.judgments()) == [("q1", "d1", 1)]
     assert [judgment.document_id for judgment in labels["generated"].qrels.judgments()] == ["d0"]
     said = capsys.readouterr().err
-    assert f"{files[1]}: 2 of 3 pairs name documents that are not in the corpus ('gone' …) and are left out" in said
+    assert f"{files[1]}: 2 of 3 pairs name documents that are not in the corpus ('gone' …) and are skipped" in said
     assert f"{files[3]}: 1 of 2 pairs" in said
     with pytest.raises(InputError, match=r"generated\.jsonl: 1 of 2 pairs name documents that are not in the corpus"):
         _label_sets(tmp_path, corpus, LabelFiles(*files), "joint", strict=True)
@@ -250,7 +250,7 @@ def test_ctrl_c_says_how_to_continue(concepts_file, encoder_folder, tmp_path):
             break
     rest = run.communicate(timeout=120)[1]
     assert run.returncode == 130
-    assert "--resume goes on" in rest
+    assert "--resume continues" in rest
     assert "Traceback" not in rest
     assert [path.name for path in tmp_path.iterdir()] == ["m.unfinished"]
 

@@ -73,6 +73,7 @@ def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
 
 def _parts(clause: str) -> tuple[str, str, str]:
     """Split a clause at its first operator into field, operator and value."""
+    clause = clause.lstrip()  # a blank before a field named "in" would make it the sign
     found = SIGN.search(clause)
     field, sign = (clause[: found.start()].strip(), found[0].strip()) if found else ("", "")
     if found is None or sign not in SIGNS or not field:
