@@ -57,7 +57,7 @@ def test_a_rebuild_fits_the_table_to_all_documents(grown, fresh_hits):
         index.rebuild()
         assert index.status().fitted_documents == 61
         assert not index.status().has_outgrown_its_table
-        with pytest.raises(ReindexedError, match="another encoder by now"):
+        with pytest.raises(ReindexedError, match="another encoder now"):
             other.state.search(QUERIES, old, 5, None, "dense")
         with Index.open(grown) as reopened:
             for each in (index, other, idle, reopened):

@@ -95,7 +95,7 @@ def test_all_that_have_the_index_open_take_the_new_encoder_up(made, new, fresh):
         assert before != fresh
         assert index.reindex(new)
         assert not index.reindex(new)  # it has it already
-        with pytest.raises(ReindexedError, match="another encoder by now"):
+        with pytest.raises(ReindexedError, match="another encoder now"):
             other.state.search(QUERIES, vectors, 5, None, "dense", fingerprint)
         with Index.open(made) as reopened:
             for each in (index, other, idle, reopened):
