@@ -278,7 +278,7 @@ def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
 
 
 def _cut_between(kinds: list[np.ndarray], low: int, high: int, which: int) -> int:
-    """Return the first (0) or last (-1) cut in `low` … `high`, else the last before."""
+    """Return the first (0) or last (-1) cut in a range, else the last one before it."""
     for places in kinds:
         between = places[np.searchsorted(places, low) : np.searchsorted(places, high, side="right")]
         if len(between):

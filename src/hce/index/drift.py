@@ -55,7 +55,7 @@ class Population(NamedTuple):
         documents: how many there are.
         cosine: mean cosine to the nearest leaf's centroid.
         spread: standard deviation of these cosines.
-        astray: the share that a walk down the tree leads to another region than that of the nearest leaf.
+        astray: the share of documents for which a walk down the tree misses the region of the nearest leaf.
         found: the share of pieces of text (16 words) whose document is among the first ten hits. Of old documents, only
             those held out from training are tried. None if they are too few.
         asked: how many pieces were tried.

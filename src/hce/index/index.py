@@ -711,7 +711,7 @@ class Index:
         """Return whether a search's first hit is a good match; if not, nothing here is.
 
         Two things are judged: the hit's cosine, and the share of the query's words in it; see `hce.index.ranking`.
-        Tokens or a cross-encoder may have put another hit first. Then the hit that led before that is judged.
+        Tokens or a cross-encoder may have reordered the hits. The hit that was first before is judged.
 
         Args:
             query: the text that was searched for.
