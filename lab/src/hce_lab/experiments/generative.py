@@ -147,7 +147,7 @@ def _compared(folder: Path, arguments: argparse.Namespace) -> list[Compared]:
 
 
 def _drawn(labels: Labels, count: int) -> Labels:
-    """Return so many of the queries, drawn at random, in their order."""
+    """Return `count` of the queries, drawn at random, in their order."""
     ids = list(labels.qrels)
     chosen = np.random.default_rng(0).choice(len(ids), min(count, len(ids)), replace=False)
     return labels.only(ids[row] for row in sorted(chosen.tolist()))
