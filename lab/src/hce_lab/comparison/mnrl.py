@@ -40,11 +40,7 @@ def build_mnrl_mined(task: Task) -> Built:
 def _build(task: Task, *, is_mined: bool) -> Built:
     encoder, start = task.load_encoder(), time.perf_counter()
     pairs = pairs_to_train(task)
-    if is_mined:
-        corpus = [_cut(text, task.recipe.window) for text in task.corpus.texts()]
-        options: dict[str, Any] = {"num_negatives": 1, "relative_margin": MARGIN, "output_format": "triplet"}
-        pairs = mine_hard_negatives(pairs, encoder.model, corpus=corpus, verbose=False, **options)
-    fit(encoder, pairs, task)
+    fit(encoder, with_mined_negatives(pairs, encoder, task) if is_mined else pairs, task)
     return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start)
 
 
@@ -57,6 +53,13 @@ def pairs_to_train(task: Task) -> Dataset:
     queries = [source.texts[query] for query in source.pairs[:, 0].tolist()]
     texts = [task.corpus[position].full_text for position in source.pairs[:, 1].tolist()]
     return Dataset.from_dict({"anchor": queries, "positive": [_cut(text, task.recipe.window) for text in texts]})
+
+
+def with_mined_negatives(pairs: Dataset, encoder: Encoder, task: Task) -> Dataset:
+    """Add a hard negative to each pair, by the encoder as given, in the library's own way."""
+    corpus = [_cut(text, task.recipe.window) for text in task.corpus.texts()]
+    options: dict[str, Any] = {"num_negatives": 1, "relative_margin": MARGIN, "output_format": "triplet"}
+    return mine_hard_negatives(pairs, encoder.model, corpus=corpus, verbose=False, **options)
 
 
 def fit(encoder: Encoder, pairs: Dataset, task: Task) -> None:

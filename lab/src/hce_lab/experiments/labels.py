@@ -1,37 +1,47 @@
 """Labels on a transformer: sentence-transformers' trainer next to hce's fine-tuning, map of queries and companions.
 
     python -m hce_lab labels data/squad --documents 5000 --pairs 1000 --splits test,test_seen --encoder minilm
-    python -m hce_lab labels data/scifact --encoder minilm --systems tuned --set tree=true --set negatives=near
+    python -m hce_lab labels data/scifact --encoder minilm --systems tuned,tree,eq5,ct
 
 All read the first 128 tokens of a text and get the same pairs; hce holds a tenth of the queries out, to choose by. The
 documents are those that are right, those that pairs name, and the eight nearest to each query by the encoder as given.
-Each row is a line of JSON, with processor seconds of training.
+Each row is a line of JSON, with processor seconds of training. Each split is measured by vectors alone, and with words:
+by an index with the shares that `hce train` chose, and for others with the shares of `FIXED`.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset, Labels, Qrels
 from hce.encoding.encoder import Encoder, fast_dtype
+from hce.index.index import Index
 from hce.search.exact import nearest
+from hce.search.fusion import FIXED, Calibration
 from hce.training.companion import with_query_map
 from hce.training.pairs import LabeledPairs, labeled_devset, ndcg_of_rankings, split_labels
 from hce.training.recipe import Recipe, parsed_settings, recipe_of_tuning
 from hce.training.train import train
-from hce_lab.comparison.mnrl import fit, pairs_to_train
+from hce_lab.comparison.mnrl import fit, pairs_to_train, with_mined_negatives
 from hce_lab.comparison.task import Task
 from hce_lab.experiments.common import command_line, names, part_of
 
 TOKENS, NEAR = 128, 8
 RIVAL = {"epochs": 1, "batch_size": 32, "learning_rate": 5e-5, "warmup": 0.1, "window": 0}
+TREE: dict[str, Any] = {"tree": True, "negatives": "near"}
+VARIANTS: dict[str, dict[str, Any]] = {  # of hce's fine-tuning
+    "ct": {"negatives": "mined"},
+    "tree": TREE,
+    "eq5": {**TREE, "level_target": "node"},
+}
+SYSTEMS = ("given", "mnrl", "mined", "tuned", *VARIANTS, "hce")
 
 
 def load(name: str) -> Encoder:
@@ -50,6 +60,13 @@ def drawn(labels: Labels, count: int, seed: int) -> Labels:
     return Labels({query: labels.queries[query] for query in qrels}, qrels)
 
 
+class Trained(NamedTuple):
+    """An encoder, and the shares that a search with words and tokens gives to each."""
+
+    encoder: Encoder
+    calibration: Calibration | None = Calibration(FIXED["transformer"])
+
+
 @dataclass(frozen=True)
 class Study:
     """One encoder, the documents of the pool, the pairs, and the queries that are measured."""
@@ -61,53 +78,65 @@ class Study:
     settings: dict[str, Any]
     seed: int
 
-    def given(self) -> list[Encoder]:
-        """Return the encoder as given, and with the map of queries that `hce train` learns."""
-        return self.with_map(load(self.name))
+    def run(self, system: str) -> list[Trained]:
+        """Train a system; those that `hce train` gives a map of queries come without it and with it."""
+        if system == "given":
+            return self.with_map(load(self.name))
+        if system in ("mnrl", "mined"):
+            return [Trained(self.by_sentence_transformers(mined=system == "mined"))]
+        if system == "hce":
+            return [self.hce()]
+        return self.with_map(self.tuned(VARIANTS.get(system, {})))
 
-    def mnrl(self) -> list[Encoder]:
+    def by_sentence_transformers(self, *, mined: bool) -> Encoder:
         """Train by sentence-transformers' trainer, on all pairs."""
         encoder, recipe = load(self.name), Recipe(**{"train": "encoder", "seed": self.seed, **RIVAL, **self.settings})
         task = Task(self.corpus, self.name, recipe, pairs=self.pairs, dev=self.pairs)
-        fit(encoder, pairs_to_train(task), task)
+        pairs = pairs_to_train(task)
+        fit(encoder, with_mined_negatives(pairs, encoder, task) if mined else pairs, task)
         encoder.model.eval()
-        return [encoder]
+        return encoder
 
-    def tuned(self) -> list[Encoder]:
-        """Fine-tune as `hce train` does, kept in any case; then with the map of queries too."""
+    def tuned(self, variant: dict[str, Any]) -> Encoder:
+        """Fine-tune as `hce train` does, kept in any case."""
         rest, held = split_labels(self.pairs, Recipe(seed=self.seed))
         count = sum(1 for _ in rest.qrels.judgments())
-        recipe = replace(recipe_of_tuning(Recipe(seed=self.seed), count), **self.settings)
-        return self.with_map(train(self.corpus, load(self.name), pairs=rest, dev=held, recipe=recipe).encoder)
+        recipe = replace(recipe_of_tuning(Recipe(seed=self.seed), count), **{**variant, **self.settings})
+        return train(self.corpus, load(self.name), pairs=rest, dev=held, recipe=recipe).encoder
 
-    def hce(self) -> list[Encoder]:
+    def hce(self) -> Trained:
         """Do all that `hce train` does, companions included."""
         recipe = Recipe.for_encoder(static=False, documents=len(self.corpus), seed=self.seed, **self.settings)
-        return [train(self.corpus, load(self.name), pairs=self.pairs, recipe=recipe).encoder]
+        result = train(self.corpus, load(self.name), pairs=self.pairs, recipe=recipe)
+        return Trained(result.encoder, result.calibration)
 
-    def with_map(self, encoder: Encoder) -> list[Encoder]:
+    def with_map(self, encoder: Encoder) -> list[Trained]:
         """Return the encoder, and the encoder with its map where held-out labels want one."""
         rest, held = split_labels(self.pairs, Recipe(seed=self.seed))
         vectors, pairs = encoder.encode(list(self.corpus.texts())), LabeledPairs(self.corpus, *rest)
         mapped = with_query_map(encoder, vectors, pairs, labeled_devset(self.corpus, *held, 0, 0), self.seed)
-        return [encoder] if mapped is encoder else [encoder, mapped]
+        return [Trained(each) for each in ([encoder] if mapped is encoder else [encoder, mapped])]
 
-    def measure(self, encoder: Encoder) -> dict[str, Any]:
-        """Return nDCG@10, R@1 and R@100 by split, and nDCG@10 of each query."""
+    def measure(self, trained: Trained) -> dict[str, Any]:
+        """Return nDCG@10, R@1 and R@100 by split, and nDCG@10 of each query; by vectors, then with words."""
+        encoder = trained.encoder
         vectors, place = encoder.encode(list(self.corpus.texts())), {id_: n for n, id_ in enumerate(self.corpus.ids)}
+        index = Index.temporary(self.corpus, encoder, vectors=vectors, calibration=trained.calibration)
         found: dict[str, Any] = {}
         for split, labels in self.tested.items():
             ranked, _ = nearest(encoder.encode(texts_of(labels), "query"), vectors, 100)
+            hits = [[place[hit.id] for hit in each] for each in index.search(texts_of(labels), 100)]
             answers = [np.array([place[each] for each in labels.qrels.positives(query)]) for query in labels.qrels]
-            ndcg = ndcg_of_rankings(ranked, answers)
-            found[split] = [round(float(ndcg.mean()), 4), *(recall(ranked[:, :k], answers) for k in (1, 100))]
-            found[f"{split} by query"] = [round(value, 4) for value in ndcg.tolist()]
+            for name, rows in ((split, list(ranked)), (f"{split} with words", [np.array(each) for each in hits])):
+                ndcg = ndcg_of_rankings(rows, answers)
+                found[name] = [round(float(ndcg.mean()), 4), *(recall(rows, k, answers) for k in (1, 100))]
+                found[f"{name}, by query"] = [round(value, 4) for value in ndcg.tolist()]
         return found
 
 
-def recall(ranked: np.ndarray, answers: Sequence[np.ndarray]) -> float:
-    """Return the mean share of right documents among those that were found."""
-    shares = [np.isin(row, right).sum() / len(right) for row, right in zip(ranked, answers, strict=True)]
+def recall(ranked: Sequence[np.ndarray], k: int, answers: Sequence[np.ndarray]) -> float:
+    """Return the mean share of right documents among the first k."""
+    shares = [np.isin(row[:k], right).sum() / len(right) for row, right in zip(ranked, answers, strict=True)]
     return round(float(np.mean(shares)), 4)
 
 
@@ -131,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", type=names, default=["test"])
     parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--queries", type=int, default=300, help="of each split, drawn at random")
-    parser.add_argument("--systems", type=names, default=["given", "mnrl", "tuned"], help="given, mnrl, tuned, hce")
+    parser.add_argument("--systems", type=names, default=["given", "mnrl", "tuned"], help=", ".join(SYSTEMS))
     arguments = parser.parse_args(argv)
     folder, settings = part_of(arguments.folder, arguments), parsed_settings(arguments.set)
     labels, corpus = Dataset.load(folder, "train").labels, Dataset.load(folder, arguments.splits[0]).corpus
@@ -146,10 +175,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         pool = pool_of(corpus, load(arguments.encoder), pairs, tested)
         study = Study(arguments.encoder, pool, pairs, tested, settings, seed)
         for system in arguments.systems:
-            way: Callable[[], list[Encoder]] = getattr(study, system)
             start = time.process_time()
-            encoders = way()
+            several = study.run(system)
             row = {"system": system, "seed": seed, "seconds": round(time.process_time() - start, 1)}
-            for encoder in encoders:
-                row["map"] = encoder.query_map is not None
-                print(json.dumps(row | study.measure(encoder)), flush=True)
+            for trained in several:
+                row["map"] = trained.encoder.query_map is not None
+                print(json.dumps(row | study.measure(trained)), flush=True)
