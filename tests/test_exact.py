@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.search import exact
-from hce.search.exact import EXTRA_CANDIDATES, Found, k_best, nearest, score_blocks
+from hce.search import engine
+from hce.search.engine import EXTRA_CANDIDATES, Found, k_best, nearest, score_blocks
 from hce_lab.comparison.task import best_first
 
 
@@ -30,7 +30,7 @@ def test_best_first_is_a_stable_sort(values, k):
 @pytest.fixture(params=[1, 70, 1 << 26])
 def at_once(request, monkeypatch):
     """Blocks of one query, of a few, of all."""
-    monkeypatch.setattr(exact, "SCORES_AT_ONCE", request.param)
+    monkeypatch.setattr(engine, "SCORES_AT_ONCE", request.param)
 
 
 @pytest.mark.usefixtures("at_once")

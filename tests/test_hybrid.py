@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hce import Document, Encoder, Index
 from hce.errors import InputError
-from hce.search.exact import nearest
+from hce.search.engine import nearest
 from hce.search.fusion import fuse, search_both
 from hce.search.words import Words
 

@@ -1037,7 +1037,7 @@ READING = """
 import logging, os, sys
 from hce.index.index import Index
 from hce.errors import HceError
-import hce.search.exact
+import hce.search.engine
 logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
 with Index.open(sys.argv[1]) as index:
     index.encoder

@@ -11,8 +11,7 @@ import pytest
 from hce.data.documents import Document
 from hce.data.text import Passage
 from hce.errors import FormatError
-from hce.index.store import CutPassages, Store
-from hce.index.tables import STORE_FILE, row_checksum, vector_checksum
+from hce.index.store import STORE_FILE, CutPassages, Store, row_checksum, vector_checksum
 
 DIM = 4
 

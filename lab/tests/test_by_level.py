@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hce.data.judgments import Judgment, Qrels
 from hce.errors import InputError
-from hce.search.exact import nearest
+from hce.search.engine import nearest
 from hce.tree.hierarchy import Hierarchy, Level
 from hce_lab.experiments.by_level import diagnose
 

@@ -247,7 +247,7 @@ def test_the_filter_keeps_what_leads_back(concept_corpus, module_static_encoder,
             texts = [document.full_text for document in concept_corpus]
             return [texts[(i + 1) % 240] if (i := texts.index(text)) % 2 else text for text in passages]
 
-    monkeypatch.setattr("hce.search.exact.SCORES_AT_ONCE", 1000)  # several blocks
+    monkeypatch.setattr("hce.search.engine.SCORES_AT_ONCE", 1000)  # several blocks
     written = generate_queries(concept_corpus, Liar(), tmp_path / "q.jsonl", encoder=module_static_encoder, within=1)
     assert written == QueryCounts(240, 240, 120)
     kept = {judgment.document_id for judgment in read_generated(tmp_path / "q.jsonl")[1].judgments()}

@@ -23,7 +23,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError, wrong_type
 from hce.evaluation.runs import Run, Scored
 from hce.files import open_atomically
-from hce.search.exact import nearest
+from hce.search.engine import nearest
 
 DEFAULT_MEASURES = ("nDCG@10", "R@100")
 CUTOFF = 100

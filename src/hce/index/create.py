@@ -38,8 +38,7 @@ from hce.index.derived import Derived, home_of
 from hce.index.index import IndexEncoder, IndexState
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
 from hce.index.ranking import find_thresholds
-from hce.index.store import CutPassages, Reader, Store, Writer
-from hce.index.tables import STORE_FILE, now
+from hce.index.store import STORE_FILE, CutPassages, Reader, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder
 from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree, regrow_tree

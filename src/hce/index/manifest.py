@@ -17,8 +17,7 @@ from hce._version import __version__
 from hce.contained import check_tree, delete_folder, is_file, names_in
 from hce.errors import FormatError
 from hce.files import checked_fields, delete_leftovers, read_json, sealed, unsealed, write_json
-from hce.index.store import MOST_DIMENSIONS, Moment, Reader, Store, WriteMark
-from hce.index.tables import STORE_FILE
+from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
 from hce.search.fusion import Calibration
 
 FORMAT = 2  # 0.1.0 wrote 1

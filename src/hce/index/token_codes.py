@@ -24,8 +24,7 @@ from hce.data.corpus import Corpus
 from hce.errors import FormatError, InputError
 from hce.files import new_folder
 from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
-from hce.index.store import Reader, require_own_files
-from hce.index.tables import content_key
+from hce.index.store import Reader, content_key, require_own_files
 from hce.progress import check_deadline, progress_bar
 from hce.search.fusion import TOKENS_FIRST, order_by_tokens
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from hce.errors import AwayError, HceError, InputError, needs_extra, one_line
 from hce.progress import check_deadline
-from hce.search.exact import SLACK, Found, k_best, search_exactly
+from hce.search.engine import SLACK, Found, k_best, search_exactly
 
 NAME = "hce"
 PATIENCE = 15.0  # seconds to wait for a server that is away; `hce serve` answers within 30

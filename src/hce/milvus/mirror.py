@@ -41,8 +41,7 @@ from hce.errors import AwayError, FormatError, InputError
 from hce.files import checked_fields, file_sha256, read_json, sealed, unsealed, write_json
 from hce.index.derived import Part
 from hce.index.manifest import Manifest
-from hce.index.store import Entry, Moment, MomentPassedError, Reader, Store, heed_forks
-from hce.index.tables import STORE_FILE
+from hce.index.store import STORE_FILE, Entry, Moment, MomentPassedError, Reader, Store, heed_forks
 from hce.milvus.engine import (
     DOCUMENTS,
     FILES,

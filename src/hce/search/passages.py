@@ -7,8 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.search.engine import VectorEngine, checked, load_engine, new_engine, reading, require, rising, write_arrays
-from hce.search.exact import Found, nothing
+from hce.search.engine import (
+    Found,
+    VectorEngine,
+    checked,
+    load_engine,
+    new_engine,
+    nothing,
+    reading,
+    require,
+    rising,
+    write_arrays,
+)
 
 WIDER = 4  # times as many passages are fetched if those found belong to too few documents
 ENGINE_FOLDER = "engine"

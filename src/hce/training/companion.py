@@ -32,7 +32,7 @@ from hce.encoding.tables import joined_rows, mapped_rows
 from hce.encoding.word_table import fit_words
 from hce.errors import InputError
 from hce.processes import take_weights_of_the_first
-from hce.search.exact import nearest
+from hce.search.engine import nearest
 from hce.search.fusion import Calibration
 from hce.training.calibration import (
     EncodedQuestions,

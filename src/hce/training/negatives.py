@@ -21,7 +21,7 @@ from hce.data.corpus import Corpus
 from hce.data.text import inverse_document_frequency, terms
 from hce.encoding.word_table import count_matrix
 from hce.progress import counted, progress_bar
-from hce.search.exact import nearest
+from hce.search.engine import nearest
 from hce.training.losses import TeacherScores
 from hce.training.pairs import Batch
 from hce.training.recipe import Recipe, Sampling

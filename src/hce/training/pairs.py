@@ -28,7 +28,7 @@ from hce.data.text import Offsets, Span, cut_span, first_words, word_offsets
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
-from hce.search.exact import nearest, score_blocks
+from hce.search.engine import nearest, score_blocks
 from hce.training.model_folder import mean_over_kinds
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import Recipe

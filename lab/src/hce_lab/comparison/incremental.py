@@ -42,7 +42,7 @@ from hce.data.documents import Document
 from hce.data.text import cut_span, first_words
 from hce.errors import InputError
 from hce.evaluation.runs import Scored
-from hce.search.exact import nearest
+from hce.search.engine import nearest
 from hce.training.pairs import batch_count
 from hce.training.recipe import Recipe
 from hce_lab.comparison.dsi import build_dsi_atomic

@@ -26,7 +26,7 @@ from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored
-from hce.search.exact import nearest, score_blocks
+from hce.search.engine import nearest, score_blocks
 from hce.training.pairs import LabeledPairs, labeled_devset
 from hce_lab.comparison.task import Built, Task, best_hits
 

@@ -23,7 +23,7 @@ from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset, Labels, Qrels
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.index.index import Index
-from hce.search.exact import nearest
+from hce.search.engine import nearest
 from hce.search.fusion import FIXED, Calibration
 from hce.training.companion import with_query_map
 from hce.training.pairs import LabeledPairs, labeled_devset, ndcg_of_rankings, split_labels

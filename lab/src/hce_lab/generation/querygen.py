@@ -22,7 +22,7 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.files import open_atomically, other_identity, require_parent, unfinished
 from hce.progress import progress_bar
-from hce.search.exact import score_blocks
+from hce.search.engine import score_blocks
 
 if TYPE_CHECKING:
     from hce_lab.generation.generator import Generator
