@@ -26,8 +26,8 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, T5Confi
 
 from hce.cli import main
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.tree.hierarchy import Hierarchy
 

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.responses import Response
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.index import Index
 from hce.web import api, guard
 from hce.web.api import Json

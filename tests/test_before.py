@@ -10,7 +10,7 @@ from threading import Event
 import numpy as np
 import pytest
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.index import background
 from hce.index.background import Ranking, Untrained, VectorsByContent, Worker

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError
 from hce.index.index import Index

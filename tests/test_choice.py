@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding import bundled
 from hce.encoding.bundled import NDCG, chosen_encoder, minilm_seconds
 

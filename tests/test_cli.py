@@ -17,7 +17,7 @@ from hce import cli
 from hce.commands.common import parse_fields
 from hce.commands.train import LabelFiles, _label_sets
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import InputError
 from hce.training.recipe import Recipe
 from hce.tree.hierarchy import Hierarchy

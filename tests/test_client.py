@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 import hce.web.client
 from hce.cli import app
-from hce.data.documents import Document
-from hce.data.text import is_url
+from hce.data.text import Document, is_url
 from hce.errors import InputError
 from hce.index.index import Index
 from hce.web.app import Server, create_app, listen, url_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import FormatError
 from hce.files import write_checksums
 from hce.index.index import Index

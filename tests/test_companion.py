@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query, read_log
+from hce.data.text import Document
 from hce.encoding import bundled
 from hce.encoding.encoder import Encoder
 from hce.encoding.word_table import fit_words

@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 
 from hce.data import corpus as corpus_module
 from hce.data.corpus import Corpus
-from hce.data.documents import Document, parse_document
-from hce.data.records import Record
+from hce.data.records import Record, parse_document
+from hce.data.text import Document
 from hce.errors import InputError
 
 DOCUMENTS = [

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding import corpus_vectors
 from hce.encoding.corpus_vectors import VectorFile, encode_corpus
 from hce.encoding.encoder import Encoder

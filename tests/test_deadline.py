@@ -9,7 +9,7 @@ from threading import Thread, Timer
 import numpy as np
 import pytest
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.index import Index
 from hce.index.store import Store
 from hce.progress import Deadline, DeadlineError, check_deadline

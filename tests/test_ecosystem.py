@@ -7,7 +7,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.index.index import Index
 

@@ -12,9 +12,9 @@ import pytest
 
 import hce.cli
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Dataset
 from hce.data.records import Reading
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.evaluation.runs import read_run

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.index.index import Index

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import InputError
 from hce.index.index import Index
 

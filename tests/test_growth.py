@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.drift import LEAST_GROWTH, growth_of
 from hce.index.index import Index
 from hce.tree.names import distinguishing_words

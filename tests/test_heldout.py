@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
+from hce.data.text import Document
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.training.pairs import DevQueries, DevSet, _ndcg, labeled_devset, pseudo_devset

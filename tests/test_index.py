@@ -30,8 +30,8 @@ from hypothesis.stateful import (
 
 import hce
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
@@ -739,7 +739,7 @@ def test_status_says_what_there_is(index, encoder):
 def test_readers_pick_up_what_another_process_wrote(index, encoder):
     code = """
 import sys
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.index import Index
 with Index.open(sys.argv[1]) as index:
     index.add([Document("theirs", "w170 w171")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import InputError
 from hce.index.index import Index
 

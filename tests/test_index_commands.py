@@ -16,7 +16,7 @@ import pytest
 from small_static import small_static
 
 import hce.cli
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.index.derived import LocalPart
 from hce.index.index import Index

@@ -11,8 +11,7 @@ import pytest
 
 from hce.data import text
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
-from hce.data.text import MULTILINGUAL_ENCODER, foreign_language, warn_of_language
+from hce.data.text import MULTILINGUAL_ENCODER, Document, foreign_language, warn_of_language
 from hce.errors import warn_once
 from hce.index.create import KnownEncoder, create_index
 from hce.training.train import train

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 import hce.data.text
 import hce.encoding.encoder
 import hce.encoding.tables
-from hce.data.documents import Document
-from hce.data.text import text_pieces
+from hce.data.text import Document, text_pieces
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Bags, TokenMemo, token_ids, token_offsets
 from hce.index.writing import Cutter

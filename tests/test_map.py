@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from scipy.spatial import cKDTree
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.background import MAP_FILE, DocumentMap, MapNow, MapReadiness
 from hce.index.check import check
 from hce.index.index import Index

@@ -16,7 +16,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 import hce
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.index import Index
 from hce.web import mcp as agents
 from hce.web.app import Server, create_app, listen, url_of

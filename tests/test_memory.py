@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hce import memory
+from hce import files, memory
 from hce.errors import InputError
 from hce.index import tree as numbered_tree
 from hce.index.create import create_index, keep_within
@@ -53,7 +53,7 @@ def test_more_documents_need_no_less(documents, dim, engine):
     def most(documents):
         return max(index_needs(documents, dim, engine).values())
 
-    assert most(documents) <= most(4 * documents) + memory.HELD  # from there on vectors are mapped
+    assert most(documents) <= most(4 * documents) + files.HELD  # from there on vectors are mapped
     assert train_needs(documents, dim)["training"] < train_needs(2 * documents, dim)["training"]
 
 
@@ -135,8 +135,8 @@ def test_what_is_to_be_mapped_is_written_in_small_pieces(tmp_path):
         def write(self, data):
             pieces.append(bytes(data))
 
-    memory.write_to_be_mapped(File(), rows.T)  # which does not lie in memory as it is written
-    assert max(map(len, pieces)) <= memory.PIECE < rows.nbytes
+    files.write_to_be_mapped(File(), rows.T)  # which does not lie in memory as it is written
+    assert max(map(len, pieces)) <= files.PIECE < rows.nbytes
     assert b"".join(pieces) == rows.T.tobytes()
 
 
@@ -149,19 +149,19 @@ def of_files() -> int:
 @pytest.mark.parametrize("of_some", [False, True])
 def test_rows_of_a_mapped_file_do_not_stay_in_memory(monkeypatch, tmp_path, of_some):
     monkeypatch.setattr(kmeans, "HOLD_BYTES", 0)
-    monkeypatch.setattr(memory, "SECONDS_BETWEEN_RELEASES", 60.0)
+    monkeypatch.setattr(files, "SECONDS_BETWEEN_RELEASES", 60.0)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(2**16, 128)).astype(np.float32)  # 32 MB
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     with (tmp_path / "vectors").open("wb") as file:
-        memory.write_to_be_mapped(file, vectors)
+        files.write_to_be_mapped(file, vectors)
     mapped_file = np.memmap(tmp_path / "vectors", np.float32, "r", shape=vectors.shape)
     order = rng.permutation(len(vectors))
-    with memory.released(mapped_file):
+    with files.released(mapped_file):
         rows = kmeans.unit_rows(mapped_file, torch.device("cpu"))
         if of_some:
             rows, vectors, order = rows.subset(order[::2]), vectors[order[::2]], np.arange(len(order) // 2)[::-1].copy()
-        memory.give_back()
+        files.give_back()
         before = of_files()
         taken, spans = rows.take(order), [rows.span(start, stop) for start, stop in rows.chunks(1)]
         assert of_files() - before < vectors.nbytes / 4

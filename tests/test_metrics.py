@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import AwayError, FormatError, MissingPackageError
 from hce.index.index import Index, IndexState
 from hce.web.app import create_app

@@ -27,7 +27,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from hce.cli import app as hce_command
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import AwayError, FormatError, HceError, InputError
 from hce.index.index import Index
 from hce.milvus import engine as milvus

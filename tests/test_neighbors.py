@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plain_losses import unit
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.training.co_training import cluster_corpus
 from hce.training.losses import TeacherScores, hce_loss
 from hce.training.negatives import BEAM, BM25_B, BM25_K1, TEMPERATURE, WordTeacher, neighbors_of, teacher_scores_of

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Judgment, Qrels, Query
-from hce.data.text import WORD_OR_MARK, cut_span, first_words
+from hce.data.text import WORD_OR_MARK, Document, cut_span, first_words
 from hce.errors import InputError
 from hce.training.pairs import DropoutTwins, InverseCloze, LabeledPairs, batch_count
 

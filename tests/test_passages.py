@@ -20,8 +20,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
-from hce.data.text import OVERLAP, cut_passages
+from hce.data.text import OVERLAP, Document, cut_passages
 from hce.encoding.encoder import UNLIMITED_WINDOW, Encoder
 from hce.errors import FormatError, InputError
 from hce.index import create, writing
@@ -423,7 +422,7 @@ def test_a_corpus_is_the_same_by_rows(static_encoder, book):
 
 KILLED = """
 import os, sys
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.index import Index
 from hce.index.store import Writer
 

@@ -10,9 +10,9 @@ import pytest
 
 from hce.data import records
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Qrels, read_queries
 from hce.data.records import Reading
+from hce.data.text import Document
 from hce.data.text_files import split_heading
 from hce.errors import InputError
 

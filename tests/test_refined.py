@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hce.commands.evaluate import InMode
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import InputError
 from hce.index.index import Index
 from hce.index.ranking import SAME_MEANING, SAME_WORDS

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError
 from hce.index import create as reindex

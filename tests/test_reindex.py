@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, StaticEmbedding
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.files import held_alone

@@ -8,8 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from hce.data.documents import Document
-from hce.data.text import Passage
+from hce.data.text import Document, Passage
 from hce.errors import FormatError
 from hce.index.store import STORE_FILE, CutPassages, Store, row_checksum, vector_checksum
 

@@ -10,7 +10,7 @@ from test_reindex import table
 from test_reranker import save_tiny
 
 import hce.cli
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.index import Index
 
 

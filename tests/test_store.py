@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import new_folder
 from hce.index import store as store_module
@@ -399,7 +399,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path):
     code = """
 import resource, sys
 import numpy as np
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import HceError
 from hce.index.store import Store
 store = Store(sys.argv[1], 4)
@@ -772,7 +772,7 @@ with store.reading() as reader:
 WRITING = """
 import sys
 import numpy as np
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import WriterBusyError
 from hce.index import store as tables
 tables.LOG_BYTES = 100_000  # so that the log is copied and begun anew every few writes

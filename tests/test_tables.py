@@ -14,7 +14,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Bags, Table, token_bags
 from hce.encoding.word_table import fit_words

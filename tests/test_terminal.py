@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hce import cli
 from hce.commands.common import OBEYED, PlainConsole, harmless, print_json
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.index import Index
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\x7f\x08\r\u202etxt.exe\u2066"

@@ -17,7 +17,7 @@ from test_reranker import save_tiny
 from transformers import BertModel
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.reranker import DIM, STEPS, QueryTokens, TokenSpace

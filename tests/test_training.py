@@ -22,8 +22,8 @@ from transformers.optimization import Adafactor
 import hce.training.co_training
 import hce.training.train
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.training.co_training import weights_of

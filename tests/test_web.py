@@ -34,8 +34,7 @@ import hce
 import hce.index.background
 import hce.web.connection
 import hce.web.guard
-from hce.data.documents import Document
-from hce.data.text import MOST_WORDS, QueryWords, _best_start, best_snippet
+from hce.data.text import MOST_WORDS, Document, QueryWords, _best_start, best_snippet
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.index.drift import Drift

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import hce
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.index import Index
 from hce.pages.report import report
 from hce.training.model_folder import ModelFolder

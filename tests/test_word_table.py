@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import Table
 from hce.encoding.word_table import fit_words

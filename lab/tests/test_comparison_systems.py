@@ -15,9 +15,8 @@ from sentence_transformers import SentenceTransformer
 
 import hce
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Labels, Qrels, Query
-from hce.data.text import WORD_OR_MARK
+from hce.data.text import WORD_OR_MARK, Document
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, evaluate

@@ -27,8 +27,8 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query, write_queries
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Judgment, Labels, Qrels, Query
+from hce.data.text import Document
 from hce.errors import FormatError
 from hce.evaluation.evaluate import evaluate
 from hce.training.recipe import Recipe

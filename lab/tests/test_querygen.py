@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import read_generated
+from hce.data.text import Document
 from hce.errors import FormatError, InputError
 from hce.training.pairs import LabeledPairs
 from hce_lab.generation.generator import EXAMPLES, Generator, _first_line, _Sampling

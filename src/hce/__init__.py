@@ -7,8 +7,8 @@ from hce._version import __version__
 
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
-    from hce.data.documents import Document
     from hce.data.judgments import Dataset, Labels, Qrels, Query
+    from hce.data.text import Document
     from hce.encoding.encoder import Encoder
     from hce.errors import HceError
     from hce.evaluation.evaluate import Report, evaluate
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Corpus": "data.corpus",
     "Dataset": "data.judgments",
-    "Document": "data.documents",
+    "Document": "data.text",
     "Encoder": "encoding.encoder",
     "HceError": "errors",
     "Hierarchy": "tree.hierarchy",

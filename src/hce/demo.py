@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Dataset, Judgment, Qrels, Query
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.evaluation.runs import Scored

@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import json
 import logging
+import mmap
 import os
 import re
 import reprlib
@@ -28,12 +29,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import reduce
 from pathlib import Path
 from types import UnionType
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hce.contained import CHECKSUMS as CHECKSUMS
 from hce.contained import check_tree, is_file, names_in, open_file, plain_path, read_json_value
 from hce.errors import FormatError, HceError, InputError, one_line, system_reason
-from hce.progress import Advance
+from hce.progress import Advance, every
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +51,11 @@ LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)  # the tempora
 SEAL = "checksum"
 LEFT_OUT = {CHECKSUMS, "README.md"}  # users may edit the README
 BYTES_AT_ONCE = 1 << 22
+
+HELD = 1 << 30  # bytes of vectors kept in memory; more are read from a file
+PIECE = 1 << 16  # bytes written at once to a file that will be mapped
+SECONDS_BETWEEN_RELEASES = 0.1  # in this time a process reads less than a gigabyte of a mapped file
+_released: list[mmap.mmap] = []  # the files of the active `released` blocks
 
 
 # ------------------------------------------------------------------------------------------------- files
@@ -468,3 +474,44 @@ def file_checksum(path: Path, advance: Advance = lambda count: None) -> int:
             value = zlib.crc32(block, value)
             advance(len(block))
     return value
+
+
+# ------------------------------------------------------------------------------------------------- mapped files
+
+
+def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
+    """Write rows in small pieces, so that scattered reads map little memory.
+
+    Linux caches a large write in blocks of up to 2 MB. Reading one row may map its entire block, and all of the block
+    counts as memory of the process.
+    """
+    data = memoryview(rows.tobytes())
+    for start in range(0, len(data), PIECE):
+        file.write(data[start : start + PIECE])
+
+
+@contextmanager
+def released(vectors: object) -> Iterator[None]:
+    """Release the pages of a mapped, read-only array again and again in this block.
+
+    Without this, every page that was read once counts as memory of the process.
+    """
+    mapped = getattr(vectors, "_mmap", None)
+    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
+        yield
+        return
+    _released.append(mapped)
+    try:
+        with every(SECONDS_BETWEEN_RELEASES, lambda: mapped.madvise(mmap.MADV_DONTNEED)):
+            yield
+    finally:
+        _released.remove(mapped)
+
+
+def give_back() -> None:
+    """Release the pages of all arrays in `released` now, after scattered reads.
+
+    The system maps 64 KB around each row, so scattered reads may map an entire file between two timed releases.
+    """
+    for mapped in list(_released):
+        mapped.madvise(mmap.MADV_DONTNEED)

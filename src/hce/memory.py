@@ -1,4 +1,4 @@
-"""Check the user's memory limit against an estimate before the work, and release pages of mapped files.
+"""Check the user's memory limit against an estimate before the work.
 
 The estimate is the memory of the process so far plus what grows with the documents, from measurements (docs/LOG.md,
 "All commands at a million"; lab: `large_corpus`). Pages of mapped files do not count: the system can reclaim them.
@@ -7,29 +7,18 @@ The estimate is the memory of the process so far plus what grows with the docume
 from __future__ import annotations
 
 import ctypes
-import mmap
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, BinaryIO
+from collections.abc import Mapping
 
 from hce.errors import InputError
-from hce.progress import every
-
-if TYPE_CHECKING:
-    import numpy as np
+from hce.files import HELD
 
 MiB = 1 << 20
 CODED = 4  # dimensions per byte of a vector's code
 
 ARENAS = 2  # of glibc's malloc; the default is 8 for each core
 M_ARENA_MAX = -8
-
-HELD = 1024 * MiB  # of vectors kept in memory; more are read from a file
-PIECE = 1 << 16  # bytes written at once to a file that will be mapped
-SECONDS_BETWEEN_RELEASES = 0.1  # in this time a process reads less than a gigabyte of a mapped file
-_released: list[mmap.mmap] = []  # the files of the active `released` blocks
 
 
 def parse_size(text: str) -> int:
@@ -111,44 +100,3 @@ def shown_size(size: int) -> str:
     ('1.5 GB', '96 MB')
     """
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
-
-
-# ------------------------------------------------------------------------------------------------- mapped files
-
-
-def write_to_be_mapped(file: BinaryIO, rows: np.ndarray) -> None:
-    """Write rows in small pieces, so that scattered reads map little memory.
-
-    Linux caches a large write in blocks of up to 2 MB. Reading one row may map its entire block, and all of the block
-    counts as memory of the process.
-    """
-    data = memoryview(rows.tobytes())
-    for start in range(0, len(data), PIECE):
-        file.write(data[start : start + PIECE])
-
-
-@contextmanager
-def released(vectors: object) -> Iterator[None]:
-    """Release the pages of a mapped, read-only array again and again in this block.
-
-    Without this, every page that was read once counts as memory of the process.
-    """
-    mapped = getattr(vectors, "_mmap", None)
-    if mapped is None or not hasattr(mmap, "MADV_DONTNEED"):
-        yield
-        return
-    _released.append(mapped)
-    try:
-        with every(SECONDS_BETWEEN_RELEASES, lambda: mapped.madvise(mmap.MADV_DONTNEED)):
-            yield
-    finally:
-        _released.remove(mapped)
-
-
-def give_back() -> None:
-    """Release the pages of all arrays in `released` now, after scattered reads.
-
-    The system maps 64 KB around each row, so scattered reads may map an entire file between two timed releases.
-    """
-    for mapped in list(_released):
-        mapped.madvise(mmap.MADV_DONTNEED)

@@ -304,7 +304,7 @@ def _label_sets(
         raise InputError("--mode unsupervised trains without queries; leave qrels= and generated= out of --labels")
     if bool(qrels or dev) != bool(queries):
         raise InputError("--labels: queries= needs qrels= or dev=, and these need queries=")
-    if not queries and mode != "unsupervised" and "train" in splits(source):
+    if not queries and mode != "unsupervised" and source.is_dir() and "train" in splits(source):
         queries, qrels = find_queries(source), find_split(source, "train")
         dev = find_split(source, "dev") if "dev" in splits(source) else None
     label_sets: dict[str, Labels | None] = {"generated": None}

@@ -25,18 +25,20 @@ from typing import IO, Any, NamedTuple, overload
 
 import numpy as np
 
-from hce.data.documents import Document, Fields, choose_fields, parse_document
 from hce.data.records import (
     JSONL_SUFFIXES,
     KNOWN,
     STDIN,
     USUAL,
     Bad,
+    Fields,
     Reading,
     Record,
+    choose_fields,
     decode_line,
     format_suffix,
     open_bytes,
+    parse_document,
     parse_json_line,
     raw_lines,
     read_lines,
@@ -45,7 +47,7 @@ from hce.data.records import (
     shown_path,
     unreadable,
 )
-from hce.data.text import hash64
+from hce.data.text import Document, hash64
 from hce.data.text_files import read_text_folder, text_suffix
 from hce.errors import InputError, wrong_type
 from hce.files import ScratchFolder, open_atomically

@@ -15,8 +15,20 @@ from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 
 from hce.data.corpus import Corpus
-from hce.data.documents import choose_fields, list_names, take_id, take_string
-from hce.data.records import JSONL_SUFFIXES, USUAL, Line, Reading, Record, format_suffix, read_lines, read_records
+from hce.data.records import (
+    JSONL_SUFFIXES,
+    USUAL,
+    Line,
+    Reading,
+    Record,
+    choose_fields,
+    format_suffix,
+    list_names,
+    read_lines,
+    read_records,
+    take_id,
+    take_string,
+)
 from hce.errors import InputError, wrong_type
 from hce.files import open_text
 

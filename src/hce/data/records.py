@@ -1,7 +1,7 @@
-"""Records from files: JSONL, JSON, CSV, TSV, Parquet, .gz, and standard input.
+"""Records from files (JSONL, JSON, CSV, TSV, Parquet, .gz) and standard input, and documents from records.
 
-A record is a mapping of fields, with its file and line for error messages. This module handles encodings and syntax,
-and knows nothing about documents or queries. Records are streamed, and their length is limited.
+A record is a mapping of fields, with its file and line for error messages. Records are streamed, and their length is
+limited.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from hce.data.text import Document, is_unicode
 from hce.errors import InputError, needs_extra, one_line
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,13 @@ DELIMITERS = (",", ";", "\t", "|")  # the most frequent one in a CSV file's head
 ROWS_AT_ONCE = 64  # of a Parquet file; few, since a dictionary may repeat one long text in many rows
 CHUNK = 1 << 20  # characters of a JSON text read at once
 BLANKS = re.compile(r"[ \t\r\n]*")
+
+ID_FIELDS = ("_id", "id")
+# Other common names, in the order of search; case, spaces and punctuation do not count.
+ID_NAMES = ("id", "docid", "docno", "documentid", "passageid", "articleid", "recordid", "pid", "uid", "uuid", "key")
+TITLE_NAMES = ("title", "doctitle", "documenttitle", "headline", "heading")
+TEXT_NAMES = ("text", "content", "contents", "body", "fulltext", "doctext", "passage", "abstract", "document")
+NO_ID = "give each record a field '_id' or 'id', name its field (--fields id=NAME), or number the rows (--fields id=)"
 
 
 @dataclass(frozen=True)
@@ -410,3 +418,107 @@ _READERS: dict[str, Callable[[str | Path, Reading, Bad], Iterator[Record]]] = {
     ".tsv": _read_tsv,
     ".parquet": _read_parquet,
 }
+
+
+# ------------------------------------------------------------------------------------------------- documents
+
+
+class Fields(NamedTuple):
+    """The names of the fields to read from a record."""
+
+    ids: tuple[str, ...] = ID_FIELDS  # the first one with a value is the id; empty if rows are numbered
+    title: str = "title"  # may be missing
+    text: str = "text"
+
+
+def choose_fields(
+    names: Collection[str],
+    source: str,
+    reading: Reading = USUAL,
+    usual: Sequence[Sequence[str]] = (ID_NAMES, TITLE_NAMES, TEXT_NAMES),
+) -> Fields:
+    """Choose the fields to read, and log names that are not the standard ones.
+
+    Names given in `reading` come first, then the standard names, then the `usual` ones.
+
+    >>> choose_fields(["DOCNO", "Headline", "body"], "docs.csv")
+    Fields(ids=('DOCNO',), title='Headline', text='body')
+    """
+    if reading.remembered and not {reading.id_field, reading.text_field} - {None} <= set(names):
+        reading = USUAL
+    taken = (reading.id_field, reading.title_field, reading.text_field)
+    free = [name for name in names if isinstance(name, str) and name not in taken]
+    spelled = {"".join(filter(str.isalnum, name)).lower(): name for name in reversed(free)}
+    id_name, title, text = (next((spelled[name] for name in each if name in spelled), None) for each in usual)
+    ids: tuple[str, ...] = ID_FIELDS
+    if reading.row_ids:
+        ids = ()
+    elif reading.id_field is not None:
+        ids = (reading.id_field,)
+    elif id_name is not None and not any(name in free for name in ID_FIELDS):
+        ids = (id_name,)
+    title = reading.title_field or ("title" if "title" in free else title or "title")
+    text = reading.text_field or ("text" if "text" in free else text or "text")
+    chosen = {"id": " or ".join(ids), "title": title, "text": text}
+    others = [f"the {what} from {field!r}" for what, field in chosen.items() if field not in (what, "_id or id", "")]
+    if others:
+        logger.info("%s: taking %s", source, ", ".join(others))
+    return Fields(ids, title, text)
+
+
+def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -> Document:
+    """Make a document of a record; other fields become metadata."""
+    ids, title_field, text_field = fields or Fields()
+    where, rest = record.where, dict(record.fields)
+    doc_id = take_id(rest, where, ids) if ids else str(row)
+    if title_field in ids:  # one field may be both id and title
+        rest[title_field] = doc_id
+    text = take_string(rest, text_field, where)
+    if text is None:
+        raise InputError(
+            f"{where}: document {doc_id!r} has no text (found: {list_names(record.fields)}); "
+            + (_if_one_column(record.fields) or f"name the field {text_field!r}, or say --fields text=NAME")
+        )
+    title = take_string(rest, title_field, where) or ""
+    nested = rest.pop("metadata", None)
+    if isinstance(nested, dict):  # BEIR nests extra fields in this one
+        rest = {**nested, **rest}
+    elif nested is not None:
+        rest["metadata"] = nested
+    return Document(doc_id, text, title, rest)
+
+
+def _if_one_column(names: Collection[Any]) -> str:
+    """Return advice for a table whose header was read as a single name."""
+    name = str(next(iter(names), ""))
+    signs = re.findall(r"[^\w\s.()-]", name)
+    return f"name the separator of cells, as in --delimiter '{signs[0]}'" if len(names) == 1 and signs else ""
+
+
+def list_names(fields: Iterable[Any]) -> str:
+    """List the fields of a record, for messages."""
+    names = list(map(repr, fields))
+    return ", ".join(names[:20]) + " …" * (len(names) > 20) if names else "no field"
+
+
+def take_id(fields: dict[str, Any], where: str, names: Iterable[str] = ID_FIELDS, remedy: str = NO_ID) -> str:
+    """Remove and return the id; an integer becomes a string of its digits."""
+    found = dict.fromkeys(fields)
+    for name in names:
+        number = fields.get(name)
+        if isinstance(number, int) and not isinstance(number, bool):
+            fields[name] = str(number)
+        value = take_string(fields, name, where)
+        if value:
+            return value
+    raise InputError(f"{where}: no id (found: {list_names(found)}); {_if_one_column(found) or remedy}")
+
+
+def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:
+    """Remove and return a field that must be a string, or None if it is missing."""
+    value = fields.pop(name, None)
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
+    if value is not None and not is_unicode(value):  # JSON can express it, UTF-8 cannot
+        raise InputError(f"{where}: the {name} holds half a surrogate pair (\\ud800…\\udfff); remove it")
+    return value

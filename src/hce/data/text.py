@@ -1,4 +1,4 @@
-"""Processing of texts: terms, spans, passages, snippets, and the language.
+"""Document, and what is done with its text: terms, spans, passages, snippets, and the language.
 
 Terms are the words of a text for matching and counting: lowercased and stemmed, in any script. Stemming depends on the
 language, so this module also warns about a corpus in a language that its encoder does not know.
@@ -12,11 +12,13 @@ The marked words of a snippet do not explain its score, since an encoder compare
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,6 +97,38 @@ Offsets = Sequence[tuple[int, int]]
 """Start and end of each word or punctuation mark of a text, or of each token of an encoder."""
 Mark = tuple[int, int]
 """Start and end of a marked word, in code points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text with an id. `title` may be empty.
+
+    `metadata` holds all other fields of the source.
+    """
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def full_text(self) -> str:
+        """What an encoder reads: title and text joined by a space, BEIR's convention."""
+        return f"{self.title} {self.text}".strip()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether title and text are both empty."""
+        return not self.full_text
+
+    def to_json(self) -> str:
+        """Return one JSONL line, without the line break.
+
+        A metadata value without a JSON type becomes a string.
+        """
+        fields = {"_id": self.id, "title": self.title, "text": self.text, "metadata": self.metadata}
+        line = json.dumps(fields, ensure_ascii=False, default=str)
+        return line.encode("utf-8", "backslashreplace").decode()  # writes half a surrogate pair as its JSON escape
 
 
 class Span(NamedTuple):

@@ -22,8 +22,7 @@ import torch
 from hce.data.corpus import Corpus
 from hce.encoding.encoder import Encoder, OnTokens
 from hce.errors import InputError
-from hce.files import delete_whole, make_folder, other_identity, read_json, sync_folder, write_json
-from hce.memory import write_to_be_mapped
+from hce.files import delete_whole, make_folder, other_identity, read_json, sync_folder, write_json, write_to_be_mapped
 from hce.processes import gather, is_first_process, own_rows, process_count, process_rank, wait_for_all
 from hce.progress import progress_bar
 

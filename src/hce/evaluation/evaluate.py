@@ -126,7 +126,7 @@ def evaluate(
 ) -> Report:
     """Search for every judged query and measure the rankings.
 
-    >>> from hce.data.documents import Document
+    >>> from hce.data.text import Document
     >>> from hce.data.judgments import Judgment
     >>> corpus = Corpus.from_documents([Document("a", "red shoes"), Document("b", "blue hats")])
     >>> searcher = DenseSearcher.of(Encoder.load("static"), corpus)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hce.contained import check_tree, delete_file, is_file, is_folder
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
 from hce.files import CHECKSUMS, damage_in, write_checksums

@@ -27,13 +27,12 @@ import torch
 
 from hce.contained import check_tree, delete_folder, is_folder
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
-from hce.data.text import checked_language, warn_of_language
+from hce.data.text import Document, checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.reranker import TokenSpace
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
-from hce.files import delete_whole, held_alone, new_folder, require_new, unfinished
+from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.derived import Derived, home_of
 from hce.index.index import IndexEncoder, IndexState
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
@@ -43,7 +42,7 @@ from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder
 from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree, regrow_tree
 from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, read_passages, shared_vectors
-from hce.memory import index_needs, released, require_memory
+from hce.memory import index_needs, require_memory
 from hce.processes import (
     is_first_process,
     process_count,

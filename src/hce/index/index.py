@@ -28,7 +28,7 @@ import numpy as np
 
 from hce.contained import check_tree
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder, OnTokens
 from hce.encoding.tables import Side
 from hce.errors import FormatError, InputError, wrong_type

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from hce.data.documents import Document
 from hce.data.text import (
     ANY_WORD,
     SNIPPET_CHARACTERS,
+    Document,
     Passage,
     QueryWords,
     Snippet,

@@ -33,8 +33,7 @@ from weakref import WeakSet
 import numpy as np
 
 from hce.contained import is_file, open_file
-from hce.data.documents import Document
-from hce.data.text import Passage, hash64
+from hce.data.text import Document, Passage, hash64
 from hce.errors import FormatError, HceError, InputError, OutsideError, WriterBusyError
 from hce.index.filters import (
     SAMPLE,

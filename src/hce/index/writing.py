@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
-from hce.data.text import Passage, cut_passages
+from hce.data.text import Document, Passage, cut_passages
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import token_ids, token_offsets, untruncated
 from hce.errors import InputError

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
-from hce.data.documents import Document
-from hce.data.text import Passage
+from hce.data.text import Document, Passage
 from hce.errors import FormatError, InputError
 from hce.files import ScratchFolder, checked_fields, file_sha256
 from hce.index.derived import Derived

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hce.data.documents import Document
-from hce.data.text import ANY_WORD
+from hce.data.text import ANY_WORD, Document
 from hce.files import new_folder, open_atomically
 from hce.index.index import Index
 from hce.index.store import Reader

@@ -24,8 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
-from hce.data.text import cut_span
+from hce.data.text import Document, cut_span
 from hce.encoding.encoder import Encoder
 from hce.encoding.reranker import QueryTokens, TokenSpace
 from hce.encoding.tables import joined_rows

@@ -22,9 +22,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Labels, Qrels, Query
-from hce.data.text import Offsets, Span, cut_span, first_words, word_offsets
+from hce.data.text import Document, Offsets, Span, cut_span, first_words, word_offsets
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Labels
-from hce.data.text import WORD_OR_MARK, hash64, warn_of_language
+from hce.data.text import WORD_OR_MARK, Document, hash64, warn_of_language
 from hce.encoding.encoder import Encoder, fast_dtype
 from hce.errors import InputError, wrong_type
 from hce.files import delete_whole, require_free, unfinished

@@ -21,7 +21,7 @@ from scipy import sparse
 from threadpoolctl import ThreadpoolController  # scikit-learn brings it
 
 from hce.errors import InputError
-from hce.memory import give_back
+from hce.files import give_back
 from hce.processes import share_out
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from hce._version import __version__
-from hce.data.documents import Document
-from hce.data.text import Mark, QueryWords, is_unicode, snippet_of
+from hce.data.text import Document, Mark, QueryWords, is_unicode, snippet_of
 from hce.errors import InputError, WriterBusyError
 from hce.index.background import DocumentMap, Ranking, Readiness, Untrained
 from hce.index.filters import FieldSummary, parse_clauses

@@ -9,7 +9,7 @@ import numpy as np
 from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import Response
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.background import DocumentMap, MapReadiness
 from hce.index.tree import LiveTree, Node, NotThereError, Way
 from hce.web.api import ID_CHARACTERS, NO_STORE, QUERY_CHARACTERS, REFUSED, TITLE_SHOWN, Json, Served, answer, rendered

@@ -14,7 +14,7 @@ from urllib.parse import quote_plus
 import numpy as np
 
 from hce._version import __version__
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.errors import HceError, needs_extra
 from hce.index.index import Index
 from hce.index.ranking import Hit

@@ -45,8 +45,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Qrels, find_queries, find_split, read_queries
+from hce.data.text import Document
 from hce.errors import AwayError, HceError, InputError
 from hce.index.index import Index
 from hce.index.manifest import size_on_disk

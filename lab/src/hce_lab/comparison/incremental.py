@@ -38,8 +38,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
-from hce.data.text import cut_span, first_words
+from hce.data.text import Document, cut_span, first_words
 from hce.errors import InputError
 from hce.evaluation.runs import Scored
 from hce.search.engine import nearest

@@ -25,8 +25,8 @@ import numpy as np
 
 from hce.commands.evaluate import InMode
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Labels, Qrels
+from hce.data.text import Document
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate
 from hce.index.index import Index

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import HceError
 from hce.index.check import check

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from hce.data.corpus import Corpus
-from hce.data.documents import Document
 from hce.data.judgments import Qrels, read_generated, read_queries
+from hce.data.text import Document
 from hce.errors import HceError
 from hce.evaluation.runs import read_run
 from hce.files import damage_in

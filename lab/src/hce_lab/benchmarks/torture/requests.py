@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hce.data.documents import Document
+from hce.data.text import Document
 from hce.index.check import check
 from hce.index.index import Index
 from hce_lab.benchmarks.torture.inputs import mutated
