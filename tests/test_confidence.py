@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from hce.cli import app
 from hce.encoding.encoder import Encoder
-from hce.index.index import Index, IndexEncoder
+from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.index.ranking import FARTHEST, LEAST, HitCloseness, MatchThresholds
+from hce.index.state import IndexEncoder
 from hce.search.words import Words
 from hce.web.app import create_app
 from hce.web.client import Client

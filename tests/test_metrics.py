@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hce.data.text import Document
 from hce.errors import AwayError, FormatError, MissingPackageError
-from hce.index.index import Index, IndexState
+from hce.index.index import Index
+from hce.index.state import IndexState
 from hce.web.app import create_app
 from hce.web.background import BusyError, DriftState, DriftWatch
 from hce.web.guard import rules_for

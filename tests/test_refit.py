@@ -12,8 +12,9 @@ from hce.encoding.encoder import Encoder
 from hce.errors import FormatError
 from hce.index import create as reindex
 from hce.index.check import check
-from hce.index.index import Index, ReindexedError
+from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.state import ReindexedError
 
 TOPICS = ("ships and harbours at sea", "stars and planets by night", "bread and cheese for supper", "laws of the court")
 

@@ -21,8 +21,9 @@ from hce.errors import FormatError, InputError
 from hce.files import held_alone
 from hce.index import create as module
 from hce.index.check import check
-from hce.index.index import Index, ReindexedError
+from hce.index.index import Index
 from hce.index.manifest import Manifest
+from hce.index.state import ReindexedError
 from hce.index.store import Store, Writer
 from hce.web.app import create_app
 

@@ -38,7 +38,8 @@ from hce.data.text import MOST_WORDS, Document, QueryWords, _best_start, best_sn
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.index.drift import Drift
-from hce.index.index import Index, IndexState
+from hce.index.index import Index
+from hce.index.state import IndexState
 from hce.index.store import Store
 from hce.progress import Deadline, DeadlineError, check_deadline
 from hce.training.recipe import Recipe

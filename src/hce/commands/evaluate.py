@@ -241,7 +241,7 @@ def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] 
 
     corpus = cast("Corpus", task.corpus)  # loaded, because a model or an index is measured
     if isinstance(source, Index):
-        source.with_matched = False
+        source.with_matched = source.with_paths = False
         _check_index(source, corpus)
         return InMode(source, task.mode or "hybrid", rerank)
     if source.name == "static":

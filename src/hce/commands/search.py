@@ -100,6 +100,7 @@ def search(
             trust_address_of(address)
         how = cast("SearchMode", mode)
         with Index.open(address) as index:
+            index.with_paths = as_json  # the lines do not show them
             hits = index.search(text, k, conditions, how, unique=unique, rerank=rerank, depth=depth)
             good_match = index.good_match(text, hits, conditions, how)
             facets = index.facets(facet or [], conditions)

@@ -34,9 +34,9 @@ from hce.encoding.reranker import TokenSpace
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
 from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
 from hce.index.derived import Derived, home_of
-from hce.index.index import IndexEncoder, IndexState
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
 from hce.index.ranking import find_thresholds
+from hce.index.state import IndexEncoder, IndexState
 from hce.index.store import STORE_FILE, CutPassages, Reader, Store, Writer, now
 from hce.index.token_codes import FOLDER as TOKENS_FOLDER
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder

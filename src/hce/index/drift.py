@@ -18,8 +18,8 @@ import numpy as np
 
 from hce.data.text import cut_span
 from hce.encoding.tables import Side
-from hce.index.index import IndexEncoder
 from hce.index.manifest import Manifest
+from hce.index.state import IndexEncoder
 from hce.index.store import Reader
 from hce.index.tree import ROWS_AT_ONCE, NumberedHierarchy
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts

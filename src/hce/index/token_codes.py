@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from hce.encoding.encoder import Encoder, OnTokens
     from hce.encoding.reranker import QueryTokens, TokenSpace
-    from hce.index.index import IndexEncoder
+    from hce.index.state import IndexEncoder
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,10 @@ from hce.data.text import Document, Passage
 from hce.errors import FormatError, InputError
 from hce.files import ScratchFolder, checked_fields, file_sha256
 from hce.index.derived import Derived
-from hce.index.index import Index, IndexState
+from hce.index.index import Index
 from hce.index.manifest import IndexStatus, Manifest
 from hce.index.ranking import Hit
+from hce.index.state import IndexState
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer, heeding_deadlines
 from hce.milvus.engine import (
     DOCUMENTS,

@@ -22,8 +22,9 @@ from hce.data.text import Document, Mark, QueryWords, is_unicode, snippet_of
 from hce.errors import InputError, WriterBusyError
 from hce.index.background import DocumentMap, Ranking, Readiness, Untrained
 from hce.index.filters import FieldSummary, parse_clauses
-from hce.index.index import Index, ReindexedError
+from hce.index.index import Index
 from hce.index.ranking import Hit, SearchMode
+from hce.index.state import ReindexedError
 from hce.index.tree import LiveTree, PathNode
 from hce.progress import check_deadline
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training

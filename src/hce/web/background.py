@@ -25,7 +25,8 @@ import numpy as np
 from hce.errors import HceError, InputError
 from hce.index.background import reason_of
 from hce.index.drift import GrownNode
-from hce.index.index import Index, IndexState
+from hce.index.index import Index
+from hce.index.state import IndexState
 from hce.training.query_mean import QueryMean, rows_of_first_part
 
 logger = logging.getLogger(__name__)
