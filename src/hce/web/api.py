@@ -7,8 +7,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -120,17 +121,27 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__} if hasattr(value, "__slots__") else vars(value)
 
 
-async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any) -> Json:
+def answer(value: Any) -> Json:
+    """Return a value as JSON that must not be cached."""
+    return Json(value, headers=NO_STORE)
+
+
+async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any, **named: Any) -> Json:
     """Compute an answer and render its JSON, both in a thread of a lane.
 
     If the event loop rendered them one by one, finished answers would wait in memory without a limit.
     """
-    return await lane.run(lambda: answer(work(*arguments)))
+    return await lane.run(lambda: answer(work(*arguments, **named)))
 
 
-def answer(value: Any) -> Json:
-    """Return a value as JSON that must not be cached."""
-    return Json(value, headers=NO_STORE)
+def looking(route: Callable[..., Any]) -> Callable[..., Awaitable[Json]]:
+    """Run a route in the lane `looks`, and return its value as JSON."""
+
+    @wraps(route)
+    async def run(site: ServedIndex, **asked: Any) -> Json:
+        return await rendered(site.looks, route, site, **asked)
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -360,15 +371,16 @@ class FieldsAnswer:
 
 
 @router.get("/api/fields", response_model=FieldsAnswer)
-async def fields_of_metadata(site: Served) -> Json:
+@looking
+def fields_of_metadata(site: Served) -> FieldsAnswer:
     """List the metadata fields, with examples and ranges of their values."""
-    return await rendered(site.looks, lambda: FieldsAnswer(site.index.fields()))
+    return FieldsAnswer(site.index.fields())
 
 
 @router.post("/api/documents", response_model=Written, status_code=201)
 async def add_documents(site: Served, new: NewDocuments) -> Json:
     """Add documents, all or none; with `update`, replace those with the same ids."""
-    documents, seen = [Document(each.id, each.text, each.title, each.metadata) for each in new.documents], set()
+    documents, seen = [Document(**dict(each)) for each in new.documents], set()
     for document in documents:
         if document.is_empty:
             raise InputError(f"document {document.id!r} has neither text nor title; give one of them")
@@ -381,16 +393,13 @@ async def add_documents(site: Served, new: NewDocuments) -> Json:
 
 
 @router.get("/api/documents/{doc_id:path}", response_model=Document)
-async def get_document(site: Served, doc_id: str) -> Json:
+@looking
+def get_document(site: Served, doc_id: str) -> Document:
     """Get a document with all of its text."""
-
-    def get() -> Document:
-        found = site.index.get(doc_id)
-        if found is None:
-            raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
-        return found
-
-    return await rendered(site.looks, get)
+    found = site.index.get(doc_id)
+    if found is None:
+        raise HTTPException(404, f"no document {doc_id[:ID_CHARACTERS]!r} is there")
+    return found
 
 
 @router.delete("/api/documents/{doc_id:path}", response_model=Written)
@@ -442,15 +451,12 @@ class HealthAnswer:
 
 
 @router.get("/api/status", response_model=StatusAnswer)
-async def status(
+@looking
+def status(
     site: Served,
     drift: Annotated[bool, Query(description="also measure whether it is time to retrain, in the background")] = False,
-) -> Json:
+) -> StatusAnswer:
     """Return the state of the index, of its training and of this server."""
-    return await rendered(site.looks, _status, site, drift)
-
-
-def _status(site: ServedIndex, drift: bool) -> StatusAnswer:
     index, state = site.index, site.drift.now() if drift else None
     facts = index.status().as_dict()
     facts.pop("path")
@@ -470,9 +476,10 @@ def _status(site: ServedIndex, drift: bool) -> StatusAnswer:
 
 
 @router.get("/health", response_model=HealthAnswer)
-async def health(site: Served) -> Json:
+@looking
+def health(site: Served) -> HealthAnswer:
     """Check that the server and its store answer."""
-    return answer(HealthAnswer("ok", await site.looks.run(len, site.index)))
+    return HealthAnswer("ok", len(site.index))
 
 
 @router.get("/ready", response_model=HealthAnswer)

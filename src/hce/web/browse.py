@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from hce.data.text import Document
 from hce.index.background import DocumentMap, MapReadiness
 from hce.index.tree import LiveTree, Node, NotThereError, Way
-from hce.web.api import ID_CHARACTERS, NO_STORE, QUERY_CHARACTERS, REFUSED, TITLE_SHOWN, Json, Served, answer, rendered
+from hce.web.api import ID_CHARACTERS, NO_STORE, QUERY_CHARACTERS, REFUSED, TITLE_SHOWN, Json, Served, looking, rendered
 
 TREE_LEVELS_AT_ONCE = 2
 CHILDREN_AT_ONCE = 500
@@ -64,7 +64,8 @@ class WayAnswer:
 
 
 @router.get("/api/tree", response_model=TreeAnswer)
-async def tree(
+@looking
+def tree(
     site: Served,
     level: Natural = 0,
     node: Natural = 0,
@@ -73,16 +74,12 @@ async def tree(
         int, Query(ge=1, le=CHILDREN_AT_ONCE, description="most children of a node, largest first, or documents")
     ] = 60,
     offset: Annotated[int, Query(ge=0, description="number of a leaf's documents to skip")] = 0,
-) -> Json:
+) -> TreeAnswer:
     """Return a node of the tree, with the nodes above and below it.
 
     For a leaf, the answer has some of its documents.
     """
-    return await rendered(site.looks, _tree, site.tree, level, node, depth, most, offset)
-
-
-def _tree(live: LiveTree, level: int, node: int, depth: int, most: int, offset: int) -> TreeAnswer:
-    with live.now(level, node) as (reader, places):
+    with site.tree.now(level, node) as (reader, places):
         numbers = places.documents_of(node)[offset : offset + most].tolist() if level == places.levels else []
         documents = reader.documents(numbers)
         listed = [Listed(*_shown(documents[number])) for number in numbers]
@@ -104,12 +101,13 @@ async def tree_path(
     if (q is None) == (id is None):
         raise HTTPException(400, "give either q (a query) or id (a document)")
     vector = None if q is None else await site.queries.encode(q)
-    return answer(WayAnswer(q, id, await site.looks.run(_way, site.tree, vector, id)))
+    return await rendered(site.looks, _way, site.tree, q, id, vector)
 
 
-def _way(live: LiveTree, vector: np.ndarray | None, doc_id: str | None) -> Way:
+def _way(live: LiveTree, query: str | None, doc_id: str | None, vector: np.ndarray | None) -> WayAnswer:
     with live.now() as (reader, places):
-        return places.way_of_document(reader, str(doc_id)) if vector is None else places.way_of_query(vector)
+        way = places.way_of_document(reader, str(doc_id)) if vector is None else places.way_of_query(vector)
+        return WayAnswer(query, doc_id, way)
 
 
 # ----------------------------------------------------------------------------------------------------- the map
@@ -171,56 +169,13 @@ class MapPlaces:
 
 
 @router.get("/api/map", response_model=MapAnswer)
-async def regions(site: Served) -> Json:
+@looking
+def regions(site: Served) -> MapAnswer:
     """Return the regions of the map.
 
     The first request, also after a rebuild, starts to draw the map in the background.
     """
-    return await rendered(site.looks, _regions, site.map)
-
-
-@router.get("/api/map/points", response_class=Response)
-async def points(site: Served) -> Response:
-    """Return the points of the map as bytes.
-
-    First come all numbers (uint32), then all x and y (uint16 pairs), then all nodes (uint16).
-    """
-    body = await site.looks.run(_points, site.map)
-    return Response(body, headers=NO_STORE, media_type="application/octet-stream")
-
-
-@router.get("/api/map/documents", response_model=list[MapDocument])
-async def documents(
-    site: Served,
-    number: Annotated[
-        list[Number], Query(min_length=1, max_length=PLACES_AT_ONCE, description="numbers of /api/map/points")
-    ],
-) -> Json:
-    """Return the documents of some points, without removed ones."""
-
-    def listed() -> list[MapDocument]:
-        with site.index.state.reading() as reader:
-            found = reader.documents(number)
-        return [MapDocument(*_shown(found[each]), each) for each in number if each in found]
-
-    return await rendered(site.looks, listed)
-
-
-@router.get("/api/map/places", response_model=MapPlaces)
-async def places(
-    site: Served,
-    q: Text = None,
-    id: Annotated[list[Id], Query(max_length=PLACES_AT_ONCE, description="documents")] = [],  # noqa: A002, B006
-) -> Json:
-    """Return the positions of a query and of documents, without unknown ones."""
-    if q is None and not id:
-        raise HTTPException(400, "give q (a query), or id (a document), which may be repeated")
-    vector = None if q is None else await site.queries.encode(q)
-    return await rendered(site.looks, _places, site.map, vector, id)
-
-
-def _regions(drawing: DocumentMap) -> MapAnswer:
-    readiness = drawing.readiness()
+    drawing, readiness = site.map, site.map.readiness()
     if readiness.state != "ready":
         return MapAnswer(readiness)
     try:
@@ -245,6 +200,43 @@ def _regions(drawing: DocumentMap) -> MapAnswer:
         np.round(now.sheet.cells.vertices, 5).ravel().tolist(),
         [polygon.tolist() for polygon in now.sheet.cells.polygons],
     )
+
+
+@router.get("/api/map/points", response_class=Response)
+async def points(site: Served) -> Response:
+    """Return the points of the map as bytes.
+
+    First come all numbers (uint32), then all x and y (uint16 pairs), then all nodes (uint16).
+    """
+    body = await site.looks.run(_points, site.map)
+    return Response(body, headers=NO_STORE, media_type="application/octet-stream")
+
+
+@router.get("/api/map/documents", response_model=list[MapDocument])
+@looking
+def documents(
+    site: Served,
+    number: Annotated[
+        list[Number], Query(min_length=1, max_length=PLACES_AT_ONCE, description="numbers of /api/map/points")
+    ],
+) -> list[MapDocument]:
+    """Return the documents of some points, without removed ones."""
+    with site.index.state.reading() as reader:
+        found = reader.documents(number)
+    return [MapDocument(*_shown(found[each]), each) for each in number if each in found]
+
+
+@router.get("/api/map/places", response_model=MapPlaces)
+async def places(
+    site: Served,
+    q: Text = None,
+    id: Annotated[list[Id], Query(max_length=PLACES_AT_ONCE, description="documents")] = [],  # noqa: A002, B006
+) -> Json:
+    """Return the positions of a query and of documents, without unknown ones."""
+    if q is None and not id:
+        raise HTTPException(400, "give q (a query), or id (a document), which may be repeated")
+    vector = None if q is None else await site.queries.encode(q)
+    return await rendered(site.looks, _places, site.map, vector, id)
 
 
 def _points(drawing: DocumentMap) -> bytes:
