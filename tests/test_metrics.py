@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hce.data.text import Document
 from hce.errors import AwayError, FormatError, MissingPackageError
+from hce.index.drift import Drift
 from hce.index.index import Index
 from hce.index.state import IndexState
 from hce.web.app import create_app
@@ -97,24 +98,31 @@ def test_what_is_told_of_the_index(client, index):
 
 def test_one_verdict_on_the_drift_is_1(client, index, monkeypatch):
     client.get("/api/status", params={"drift": True})
-    deadline = time.monotonic() + 60
-    while client.get("/api/status", params={"drift": True}).json()["drift"]["state"] != "done":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: client.get("/api/status", params={"drift": True}).json()["drift"]["state"] == "done")
     verdict = client.get("/api/status", params={"drift": True}).json()["drift"]["verdict"]
     found = {key[1]: value for key, value in numbers(client).items() if key[0] == "hce_drift"}
     assert found == {each: float(each == verdict) for each in ("ok", "re-cluster", "retrain", "unknown")}
 
 
+def wait_until(happened):
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_monitor_does_not_have_the_drift_measured_after_every_write(index, monkeypatch):
     watch, measured = DriftWatch(index), []
-    monkeypatch.setattr(watch, "_measure", lambda change: (measured.append(change), setattr(watch, "_thread", None)))
+    monkeypatch.setattr(index, "drift", lambda: (measured.append(1), Drift("ok", ()))[1])
     for number in range(3):
         watch.now(600)
         index.add([Document(f"new-{number}", "star")])
-    watch.stop()
+    wait_until(lambda: measured)
+    index.add([Document("one more", "star")])
+    assert watch.now(600).state == "measuring"  # of an earlier state
     assert len(measured) == 1
     assert isinstance(watch.now(), DriftState)
+    wait_until(lambda: watch.now(600).state == "done")
     watch.stop()
     assert len(measured) == 2  # asked for by people, it is measured at once
 

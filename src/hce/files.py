@@ -151,8 +151,8 @@ def _fits(value: Any, hint: Any, may_be_nan: bool) -> bool:
         return any(_fits(value, each, may_be_nan) for each in of)
     if origin is dict:
         return isinstance(value, dict) and all(_fits(each, of[1], may_be_nan) for each in value.values())
-    if origin is list:
-        return isinstance(value, list) and all(_fits(each, of[0], may_be_nan) for each in value)
+    if origin in (list, tuple):
+        return isinstance(value, origin) and all(_fits(each, of[0], may_be_nan) for each in value)
     if isinstance(value, bool) or hint is bool:
         return isinstance(value, bool) and hint is bool
     return isinstance(value, (int, float) if hint is float else hint)

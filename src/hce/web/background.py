@@ -16,14 +16,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, Literal, TypeVar
 
 import anyio.to_thread
 import numpy as np
 
 from hce.errors import HceError, InputError
-from hce.index.background import reason_of
+from hce.index.background import Worker, reason_of
 from hce.index.drift import GrownNode
 from hce.index.index import Index
 from hce.index.state import IndexState
@@ -180,35 +180,36 @@ class DriftWatch:
         self._measured_at = -1
         self._began = -math.inf
         self._state = DriftState("measuring")
-        self._thread: Thread | None = None
+        self._worker = Worker(self._measure, "drift")
 
     def now(self, pause: float = 0.0) -> DriftState:
         """Return the last verdict; measure again if documents were written since.
 
         At least `pause` seconds lie between the starts of two measurements.
         """
-        with self.index.state.reading() as reader:
-            change = reader.moment().change
+        outdated = self._change() != self._measured_at
         with self._lock:
-            outdated = self._measured_at != change
-            if outdated and self._thread is None and time.monotonic() - self._began >= pause:
+            if outdated and time.monotonic() - self._began >= pause:
                 self._began = time.monotonic()
-                self._thread = Thread(target=self._measure, args=(change,), name="drift", daemon=True)
-                self._thread.start()
+                self._worker.wake()
             return replace(self._state, state="measuring" if outdated else "done", outdated=outdated)
 
     def stop(self) -> None:
-        """Wait up to ten seconds for a running measurement."""
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout=10)
+        """Wait for a running measurement."""
+        self._worker.stop()
 
-    def _measure(self, change: int) -> None:
+    def _change(self) -> int:
+        with self.index.state.reading() as reader:
+            return reader.moment().change
+
+    def _measure(self) -> None:
+        change = self._change()
+        if change == self._measured_at:  # woken again during the last measurement
+            return
         try:
             drift = self.index.drift()
             found = DriftState("done", drift.verdict, drift.reasons, grown=drift.grown)
         except Exception as error:
             found = DriftState("done", reasons=(reason_of(error, "the drift could not be measured"),))
         with self._lock:
-            self._state, self._measured_at, self._thread = found, change, None
+            self._state, self._measured_at = found, change

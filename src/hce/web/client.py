@@ -26,30 +26,6 @@ class Answer(NamedTuple):
     good_match: bool | None
 
 
-class _Found(NamedTuple):
-    """A hit of the API together with its document."""
-
-    rank: int
-    score: float
-    id: str
-    title: str
-    text: str
-    metadata: dict[str, Any]
-    from_meaning: float
-    from_words: float
-    from_tokens: float
-    matched: list[str]
-    passage: list[int] | None
-    folded: list[str]
-    path: list[dict[str, Any]]
-
-    def hit(self) -> Hit:
-        path = tuple(checked_fields(PathNode, each) for each in self.path)
-        passage = Passage(*self.passage) if self.passage else None
-        lists = {"matched": tuple(self.matched), "folded": tuple(self.folded), "path": path, "passage": passage}
-        return Hit(**{**self._asdict(), **lists})
-
-
 class Client:
     """Searches a running `hce serve`; connects at the first search.
 
@@ -81,7 +57,7 @@ class Client:
             answer = self._get(f"/api/search?{urlencode(asked, doseq=True)}")
             try:
                 hits = [(hit, self._get(f"/api/documents/{quote(hit['id'], safe='')}")) for hit in answer["hits"]]
-                found = [checked_fields(_Found, {**hit, **document}).hit() for hit, document in hits if document]
+                found = [_hit({**hit, **document}) for hit, document in hits if document]
                 good_match = answer.get("good_match")
                 return Answer(found, good_match if isinstance(good_match, bool) else None)
             except (FormatError, LookupError, TypeError, ValueError) as error:
@@ -122,3 +98,10 @@ class Client:
 
     def _no_server(self, reason: str) -> InputError:
         return InputError(f"{self.address}: not an hce server ({reason}); give the address that `hce serve` printed")
+
+
+def _hit(values: dict[str, Any]) -> Hit:
+    """Check a hit of the API together with its document."""
+    path, passage = tuple(checked_fields(PathNode, each) for each in values["path"]), values["passage"]
+    lists = {name: tuple(values[name]) for name in ("matched", "folded")}
+    return checked_fields(Hit, {**values, **lists, "path": path, "passage": passage and Passage(*map(int, passage))})
