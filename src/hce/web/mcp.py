@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from typing import Annotated, Any, TypeVar
+from functools import partial, wraps
+from typing import Annotated, Any
 from urllib.parse import quote_plus
 
 import numpy as np
@@ -51,7 +52,6 @@ DocumentId = Annotated[str, Field(min_length=1, max_length=512, description="the
 NodeId = Annotated[str, Field(pattern=r"^\d{1,2}:\d{1,9}$", description="a node, as level:number; 0:0 is the root")]
 Start = Annotated[int, Field(ge=0, description="start position in the text, or in the list of documents")]
 Ctx = Context[Any, Any]
-Answer = TypeVar("Answer")
 
 
 class Found(BaseModel):
@@ -95,6 +95,23 @@ class Browsed(NodeLine):
     listed: list[Found] = Field(description=f"for a leaf, {CHILDREN} documents from `start` on")
 
 
+def _in_thread(tool: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    """Call a tool in a thread; turn errors that an agent can handle into sentences."""
+
+    @wraps(tool)
+    async def run(self: Tools, *arguments: Any, **named: Any) -> Any:
+        try:
+            return await self._run(partial(tool, self, *arguments, **named))
+        except HceError as error:
+            raise ToolError(self._sentence(error)) from error
+        except BusyError as error:
+            raise ToolError("too many requests are waiting; try again in a moment") from error
+        except DeadlineError as error:
+            raise ToolError("the answer took too long and was canceled; ask for less") from error
+
+    return run
+
+
 class Tools:
     """The tools of an index and its tree.
 
@@ -118,76 +135,61 @@ class Tools:
             server.add_tool(tool, annotations=READ_ONLY)
         return server
 
-    async def search(self, query: Query, ctx: Ctx, k: Count = 10) -> Results:
+    @_in_thread
+    def search(self, query: Query, ctx: Ctx, k: Count = 10) -> Results:
         """Search the documents by words and by meaning; best first."""
-        return Results(results=_found(await self._read(self._index.search, query, k), _page(ctx)))
+        return Results(results=_found(self._index.search(query, k), ctx))
 
-    async def fetch(self, id: DocumentId, ctx: Ctx, start: Start = 0) -> Fetched:  # noqa: A002
+    @_in_thread
+    def fetch(self, id: DocumentId, ctx: Ctx, start: Start = 0) -> Fetched:  # noqa: A002
         """Get a document's text, metadata and path in the tree.
 
         A long text comes in pieces of 50,000 characters, from `start` on.
         """
-        return await self._read(self._fetched, id, start, _page(ctx))
-
-    async def browse(self, ctx: Ctx, node: NodeId = "0:0", start: Start = 0) -> Browsed:
-        """Show a node of the tree of topics, with its children and typical documents."""
-        return await self._read(self._browsed, *map(int, node.split(":")), start, _page(ctx))
-
-    async def similar(self, id: DocumentId, ctx: Ctx, k: Count = 10) -> Results:  # noqa: A002
-        """Find the other documents closest in meaning to a document, closest first."""
-        return Results(results=_found(await self._read(self._neighbors, id, k), _page(ctx)))
-
-    async def _read(self, work: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Call `work` in a thread; turn errors that an agent can handle into sentences."""
-        try:
-            answer: Answer = await self._run(work, *arguments)
-            return answer
-        except HceError as error:
-            raise ToolError(self._sentence(error)) from error
-        except BusyError as error:
-            raise ToolError("too many requests are waiting; try again in a moment") from error
-        except DeadlineError as error:
-            raise ToolError("the answer took too long and was canceled; ask for less") from error
-
-    def _fetched(self, doc_id: str, start: int, page: str) -> Fetched:
-        document = self._index.get(doc_id)
+        document = self._index.get(id)
         if document is None:
-            raise NotThereError(f"no document {doc_id!r} is there")
+            raise NotThereError(f"no document {id!r} is there")
         path: list[Node | WayStep] = []
         if self._tree.node_counts:
             with self._tree.now() as (reader, places):
-                path = [places.node(0, 0), *places.way_of_document(reader, doc_id).steps]
+                path = [places.node(0, 0), *places.way_of_document(reader, id).steps]
         stop = start + TEXT_CHARACTERS
         return Fetched(
-            **vars(_found([document], page)[0]),
+            **vars(_found([document], ctx)[0]),
             text=document.text[start:stop],
             metadata=_unicode(document.metadata),
             path=_lines(path),
             next_start=stop if stop < len(document.text) else None,
         )
 
-    def _browsed(self, level: int, node: int, start: int, page: str) -> Browsed:
-        with self._tree.now(level, node) as (reader, places):
-            here, above = places.node(level, node, 1, CHILDREN), places.above(level, node)
-            listed = places.documents_of(node)[start : start + CHILDREN].tolist() if level == places.levels else []
-            central = places.central(reader, level, node, REPRESENTATIVES)
+    @_in_thread
+    def browse(self, ctx: Ctx, node: NodeId = "0:0", start: Start = 0) -> Browsed:
+        """Show a node of the tree of topics, with its children and typical documents."""
+        level, number = map(int, node.split(":"))
+        with self._tree.now(level, number) as (reader, places):
+            here, above = places.node(level, number, 1, CHILDREN), places.above(level, number)
+            listed = places.documents_of(number)[start : start + CHILDREN].tolist() if level == places.levels else []
+            central = places.central(reader, level, number, REPRESENTATIVES)
             found = reader.documents([*listed, *central])
         return Browsed(
             **vars(_lines([here])[0]),
             path=_lines(above),
             children=_lines(here.children),
             child_count=here.child_count,
-            representatives=_found([found[number] for number in central], page),
-            listed=_found([found[number] for number in listed], page),
+            representatives=_found([found[each] for each in central], ctx),
+            listed=_found([found[each] for each in listed], ctx),
         )
 
-    def _neighbors(self, doc_id: str, k: int) -> list[Hit]:
+    @_in_thread
+    def similar(self, id: DocumentId, ctx: Ctx, k: Count = 10) -> Results:  # noqa: A002
+        """Find the other documents closest in meaning to a document, closest first."""
         with self._index.state.reading() as reader:
-            there = reader.present([doc_id])
-            if doc_id not in there:
-                raise NotThereError(f"no document {doc_id!r} is there")
-            vectors = reader.vectors_at(np.array(there[doc_id][:1]))
-        return [hit for hit in self._index.search_vectors(vectors, k + 1)[0] if hit.id != doc_id][:k]
+            there = reader.present([id])
+            if id not in there:
+                raise NotThereError(f"no document {id!r} is there")
+            vectors = reader.vectors_at(np.array(there[id][:1]))
+        hits = self._index.search_vectors(vectors, k + 1)[0]
+        return Results(results=_found([hit for hit in hits if hit.id != id][:k], ctx))
 
 
 def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None]]:
@@ -200,15 +202,10 @@ def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None
     return application, server.session_manager.run()
 
 
-def _page(ctx: Ctx) -> str:
-    """Return the address of a document's page, without its id; empty over stdio."""
-    request = ctx.request_context.request
-    return str(request.url.replace(path="/", query="", fragment="tree?id=")) if request else ""
-
-
-def _found(documents: Iterable[Document | Hit], page: str) -> list[Found]:
+def _found(documents: Iterable[Document | Hit], ctx: Ctx) -> list[Found]:
     """List documents, each with the `url` of its metadata or its address on our page."""
-    found = []
+    request, found = ctx.request_context.request, []
+    page = str(request.url.replace(path="/", query="", fragment="tree?id=")) if request else ""  # none over stdio
     for each in documents:
         own = each.metadata.get("url")
         is_link = isinstance(own, str) and own.startswith(("https://", "http://"))
