@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -69,6 +69,14 @@ class Task(NamedTuple):
     mode: SearchMode | None
 
 
+class Source(NamedTuple):
+    """A system to measure: a run, or a model or an index with a cross-encoder and its depth."""
+
+    name: str
+    is_run: bool
+    rerank: tuple[Reranker, int] | None = None
+
+
 class Measured(NamedTuple):
     """A run and its scores."""
 
@@ -119,29 +127,19 @@ def evaluate(
     if bool(model) == bool(run_file):
         raise InputError("give either --model, or --run-file with a run to measure")
     reading = _reading(fields, model, against)
-    against_run = bool(against) and Path(str(against)).is_file()
     find_split(dataset, split)  # fails before the slow imports below
 
     from hce.evaluation.evaluate import parse_measure
 
     parsed = [parse_measure(name) for name in measures.split(",")]
+    depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
     _check_outputs(run, per_query)
     reranking = _reranking(model, rerank, rerank_depth)
-    depth = max([depth, *(measure.cutoff or 0 for measure in parsed)])
-    judged = _read(dataset, split, reading, searches=bool(model or (against and not against_run)))
+    sources = [Source(str(model or run_file), model is None, reranking)]
+    sources += [Source(against, Path(against).is_file())] if against else []
+    judged = _read(dataset, split, reading, searches=not all(source.is_run for source in sources))
     task = Task(*judged, list(map(str, parsed)), depth, drop_self, cast("SearchMode | None", mode))
-    # Open all before the work, so that a wrong name fails at once.
-    sources = [_open(str(model or run_file), is_run=model is None)]
-    sources += [_open(against, is_run=against_run)] if against else []
-    systems = [
-        _measured(task, *source, None if place else reranking, is_compared=len(sources) > 1)
-        for place, source in enumerate(sources)
-    ]
-    if judged_zero := systems[0].report.without_positives:
-        common.note(f"{len(judged_zero):,} queries have no relevant document ({judged_zero[0]!r} …) and score 0")
-    for system in systems:
-        if lost := system.report.without_hits:
-            common.note(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and score 0")
+    systems = _measured(task, sources)
     paired = _paired(systems, seed)
     _write(systems[0], run, per_query)
     if as_json:
@@ -203,35 +201,38 @@ def _read(
     return qrels, queries, corpus
 
 
-def _open(spec: str, *, is_run: bool) -> tuple[str, Run | Encoder | Index]:
+def _measured(task: Task, sources: list[Source]) -> list[Measured]:
+    """Open all systems, so that a wrong name fails at once; then measure each."""
+    from hce.evaluation.evaluate import kept_hits, rank, score_run
+
+    systems = []
+    for source, opened in [(source, _open(source)) for source in sources]:
+        name, drop_self = source.name, task.drop_self
+        if isinstance(opened, Mapping):
+            run = kept_hits(opened, task.depth, drop_self=drop_self) if len(sources) > 1 else opened
+        else:
+            name = f"{name}, {source.rerank[0].name}" if source.rerank else name
+            run = rank(
+                _searcher(task, opened, source.rerank), task.queries, task.qrels, task.depth, drop_self=drop_self
+            )
+        systems.append(Measured(name, run, score_run(run, task.qrels, task.measures, drop_self=drop_self)))
+    if judged_zero := systems[0].report.without_positives:
+        common.note(f"{len(judged_zero):,} queries have no relevant document ({judged_zero[0]!r} …) and score 0")
+    for system in systems:
+        if lost := system.report.without_hits:
+            common.note(f"{system.name}: {len(lost):,} queries have no hits ({lost[0]!r} …) and score 0")
+    return systems
+
+
+def _open(source: Source) -> Run | Encoder | Index:
     from hce.encoding.encoder import Encoder
     from hce.evaluation.runs import read_run
     from hce.index.index import Index
     from hce.index.manifest import is_index
 
-    if is_run:
-        return spec, read_run(spec)
-    return spec, Index.open(spec) if is_index(spec) else Encoder.load(spec)
-
-
-def _measured(
-    task: Task, name: str, what: Run | Encoder | Index, rerank: tuple[Reranker, int] | None, *, is_compared: bool
-) -> Measured:
-    """Measure a run, a model or an index at the task's depth."""
-    from hce.encoding.encoder import Encoder
-    from hce.evaluation.evaluate import rank, score_run, without_self
-    from hce.index.index import Index
-
-    if isinstance(what, Encoder | Index):
-        name = f"{name}, {rerank[0].name}" if rerank else name
-        searcher = _searcher(task, what, rerank)
-        what = rank(searcher, task.queries, task.qrels, task.depth, drop_self=task.drop_self)
-    elif is_compared:
-        what = {
-            query_id: (without_self(query_id, hits) if task.drop_self else hits)[: task.depth]
-            for query_id, hits in what.items()
-        }
-    return Measured(name, what, score_run(what, task.qrels, task.measures, drop_self=task.drop_self))
+    if source.is_run:
+        return read_run(source.name)
+    return Index.open(source.name) if is_index(source.name) else Encoder.load(source.name)
 
 
 def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:

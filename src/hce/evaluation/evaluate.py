@@ -173,14 +173,15 @@ def rank(
     for query_id, hits in zip(qrels, answers, strict=True):
         if len({hit.id for hit in hits}) < len(hits):
             raise InputError(f"the searcher finds a document twice for query {query_id!r}, so ranks mean nothing")
-        scored = [Scored(hit.id, hit.score) for hit in hits]
-        run[query_id] = (without_self(query_id, scored) if drop_self else scored)[:depth]
-    return run
+        run[query_id] = [Scored(hit.id, hit.score) for hit in hits]
+    return kept_hits(run, depth, drop_self=drop_self)
 
 
-def without_self(query_id: str, hits: Sequence[Scored]) -> list[Scored]:
-    """Return the hits other than the query itself."""
-    return [hit for hit in hits if hit.id != query_id]
+def kept_hits(run: Run, depth: int | None = None, *, drop_self: bool = True) -> dict[str, list[Scored]]:
+    """Return the first `depth` hits of each query, other than the query itself."""
+    return {
+        query_id: [hit for hit in hits if not drop_self or hit.id != query_id][:depth] for query_id, hits in run.items()
+    }
 
 
 def score_run(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES, *, drop_self: bool = True) -> Report:
@@ -193,7 +194,7 @@ def score_run(run: Run, qrels: Qrels, measures: Iterable[str] = DEFAULT_MEASURES
             f"none of the {len(run):,} queries of the run (the first is {next(iter(run))!r}) "
             f"is among the {len(qrels):,} judged ones (the first is {next(iter(qrels))!r}); do run and judgments match?"
         )
-    kept = {query_id: without_self(query_id, hits) if drop_self else hits for query_id, hits in run.items()}
+    kept = kept_hits(run, drop_self=drop_self)
     values = measure_queries(kept, qrels, parsed.values())
     per_query = {name: values[measure] for name, measure in parsed.items()}
     return Report(
