@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hce.data.corpus import Corpus
+from hce.encoding.encoder import Encoder
 from hce.errors import FormatError
 from hce.files import read_json, write_json
 from hce.training.co_training import TrainResult
@@ -23,6 +24,7 @@ from hce.training.model_folder import (
     save_model,
     trained_tree,
 )
+from hce.training.pairs import DevQueries, DevSet, InverseCloze, Sources
 from hce.training.recipe import Recipe
 from hce.tree.hierarchy import Hierarchy
 
@@ -30,17 +32,21 @@ HISTORY = [Epoch(0, {"titles": 0.25}), Epoch(1, {"titles": 0.5}, {"document": 1.
 QUERIES = [DevQuery("titles", "wörter", 0.25, 0.5)]
 
 
+def result_of(corpus: Corpus, encoder: Encoder, tree: Hierarchy, query: str) -> TrainResult:
+    """A result measured by one held-out query."""
+    sources = Sources(None, InverseCloze(corpus), np.array([0, 7]))
+    devset = DevSet("NDCG@10", corpus, np.arange(240), (DevQueries("titles", [query], [np.array([0])]),))
+    before, after = {"titles": np.array([0.25])}, {"titles": np.array([0.5])}
+    stages = {"fitting": {"titles": 0.375}, "training": HISTORY[1].dev}
+    return TrainResult(encoder, tree, HISTORY, 1.0, Recipe(), sources, devset, before, after, stages=stages)
+
+
 @pytest.fixture
 def folder(planted_corpus, static_encoder, tmp_path) -> Path:
     static_encoder.name = "static, fitted"
     tree = Hierarchy.build(static_encoder.encode(list(planted_corpus.texts())))
-    before, after = HISTORY[0].dev, HISTORY[1].dev
-    held_out = np.array([0, 7])
-    stages = {"fitting": {"titles": 0.375}, "training": after}
-    result = TrainResult(
-        static_encoder, tree, HISTORY, 1.0, before, after, "NDCG@10", Recipe(), held_out, stages=stages
-    )
-    save_model(result, planted_corpus, tmp_path / "model", QUERIES)
+    result = result_of(planted_corpus, static_encoder, tree, QUERIES[0].query)
+    save_model(result, planted_corpus, tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -175,9 +181,6 @@ def test_lines_of_another_type_are_one_line(folder, name, line):
 
 def test_a_line_separator_in_a_query_is_no_line_break(folder, planted_corpus, static_encoder, tmp_path):
     tree = Hierarchy.build(static_encoder.encode(list(planted_corpus.texts())))
-    result = TrainResult(
-        static_encoder, tree, HISTORY, 1.0, {"titles": 0.25}, {"titles": 0.5}, "NDCG@10", Recipe(), np.array([0])
-    )
     queries = [DevQuery("titles", "one\u2028two\x85three", 0.25, 0.5)]
-    save_model(result, planted_corpus, tmp_path / "other", queries)
+    save_model(result_of(planted_corpus, static_encoder, tree, queries[0].query), planted_corpus, tmp_path / "other")
     assert ModelFolder.read(tmp_path / "other").queries == queries

@@ -16,7 +16,7 @@ from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import VectorFile
 from hce.files import make_folder, new_folder, write_json
 from hce.index.index import Index
-from hce.training.state import Checkpoint, CheckpointFolder
+from hce.training.co_training import Checkpoint, CheckpointFolder
 
 BY_OTHERS = re.compile(r"\.sqlite|\.lock|/\..*\.partial")  # SQLite syncs its own; locks and what is on its way may go
 

@@ -7,7 +7,7 @@ import torch
 
 from hce.errors import FormatError, InputError
 from hce.files import read_json, write_json
-from hce.training.state import Checkpoint, CheckpointFolder, unfinished_run
+from hce.training.co_training import Checkpoint, CheckpointFolder, unfinished_run
 
 ONE_LINE = r"^[^\n]*run: the state of the run is damaged \([^\n]+\); delete this folder and train from the start$"
 

@@ -21,9 +21,9 @@ from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.evaluation.evaluate import DenseSearcher, evaluate
 from hce.evaluation.runs import Scored
+from hce.training.co_training import TrainingRun
 from hce.training.pairs import LabeledPairs, LabelSets, batch_count, sources_and_devset
 from hce.training.recipe import Recipe
-from hce.training.state import TrainingRun
 from hce_lab.comparison import tsdae
 from hce_lab.comparison.bm25 import K1, B, BM25Searcher, ReciprocalRanks, expanded_texts, fused_by_rank
 from hce_lab.comparison.pefa import LAMBDAS, NeighbourSearcher, averaged

@@ -32,7 +32,7 @@ from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import evaluate
-from hce.training import state as training_state
+from hce.training import co_training as training_state
 from hce.training.losses import contrastive, scores_of
 from hce.training.recipe import Recipe
 from hce_lab.comparison import dsi, generative, generative_training, identifiers, incremental, nci

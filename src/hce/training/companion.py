@@ -44,7 +44,7 @@ from hce.training.calibration import (
     joined_parts,
     usual_shares,
 )
-from hce.training.co_training import Fit, cluster_corpus
+from hce.training.co_training import TrainResult, cluster_corpus
 from hce.training.losses import known_positives
 from hce.training.pairs import (
     CUTOFF,
@@ -76,13 +76,13 @@ LEAST_TO_CENTER = 100  # questions; the mean of fewer is noise
 def with_companions(
     corpus: Corpus,
     encoder: Encoder,
-    learned: Fit,
+    learned: TrainResult,
     tables: list[Encoder],
     run_folder: Path | None,
     *,
     log: Sequence[str] | QueryMean = (),
     progress: bool,
-) -> Fit:
+) -> TrainResult:
     """Put companions next to an encoder, and calibrate the shares of a search.
 
     Args:
@@ -94,10 +94,11 @@ def with_companions(
         log: queries that people asked, or the mean of their vectors by this encoder.
         progress: show a bar.
     """
-    recipe, sources, was_trained = learned.result.recipe, learned.sources, encoder is learned.result.encoder
+    was_trained = encoder is learned.encoder
     if not was_trained:
-        learned = replace(learned, devset=_few_queries(learned.devset, sources.measured, recipe), vectors=None)
-    devset = learned.devset
+        few = _few_queries(learned.devset, learned.sources.measured, learned.recipe)
+        learned = replace(learned, devset=few, vectors=None)
+    recipe, sources = learned.recipe, learned.sources
     questions = _questions(corpus, learned)
     tokens = PoolTokens.of(encoder, corpus, questions)
     vectors = learned.vectors
@@ -108,71 +109,68 @@ def with_companions(
             progress=progress and not encoder.is_table,
             on_tokens=tokens.keep_text if tokens else None,
         )
-    given = encoder
-    if isinstance(sources.supervised, LabeledPairs) and devset.is_labeled and not (log or given.is_table):
-        encoder = with_query_map(given, vectors, sources.supervised, devset, recipe.seed)
-    companions, chosen_by = _companions(corpus, encoder, tables, sources.measured, recipe)
-    parts = encoded_parts(
-        *(questions, corpus, [encoder, *chosen_by], vectors[questions.pool] if questions else vectors[:0], tokens)
-    )
-    centers = _centers(parts, vectors, encoder)
-    calibration = _calibration(corpus, encoder, recipe, questions, parts, centers, tokens)
-    share = calibration.shares.companions
-    if log and not encoder.is_table:
-        centers = log_centers(log if isinstance(log, QueryMean) else QueryMean.of(log, encoder), vectors)
+    mapped = encoder
+    if isinstance(sources.supervised, LabeledPairs) and learned.devset.is_labeled and not (log or encoder.is_table):
+        mapped = with_query_map(encoder, vectors, sources.supervised, learned.devset, recipe.seed)
+    companions, chosen_by = _companions(corpus, mapped, tables, sources.measured, recipe)
+    pool_vectors = vectors[questions.pool] if questions else vectors[:0]
+    parts = encoded_parts(questions, corpus, [mapped, *chosen_by], pool_vectors, tokens)
+    centers = _centers(parts, vectors, mapped)
+    calibration = _calibration(corpus, mapped, recipe, questions, parts, centers, tokens)
+    learned, share = replace(learned, calibration=calibration), calibration.shares.companions
+    if log and not mapped.is_table:
+        centers = log_centers(log if isinstance(log, QueryMean) else QueryMean.of(log, mapped), vectors)
     elif not share:
         centers = None
-    accompanied = accompany(encoder, companions, share, centers)
-    result = replace(learned.result, calibration=calibration)
-    if accompanied is given and was_trained:
-        return replace(learned, result=result)
+    accompanied = accompany(mapped, companions, share, centers)
+    if accompanied is encoder and was_trained:
+        return learned
     # The word table to measure with was fitted without the documents behind the held-out queries.
-    alone = devset.ndcg(encoder, vectors)
-    before = devset.ndcg(given, vectors) if encoder is not given else alone
-    judged = accompany(encoder, chosen_by, share, centers)
-    after = alone
-    if judged is not encoder:
+    learned = _measured(learned, encoder, mapped, accompany(mapped, chosen_by, share, centers), vectors)
+    tree = cluster_corpus(_corpus_beside(corpus, accompanied, vectors), recipe, mapped, recipe.epochs + 1)
+    return replace(learned, encoder=accompanied, hierarchy=tree, vectors=None)
+
+
+def _measured(
+    learned: TrainResult, given: Encoder, mapped: Encoder, judged: Encoder, vectors: np.ndarray
+) -> TrainResult:
+    """Measure the stages after training: the map of queries, and the companions.
+
+    `vectors` are the corpus's by the encoders `given` and `mapped`, which differ in queries only.
+    """
+    devset, stages, mix, before = learned.devset, learned.stages, learned.mix, learned.ndcg_before
+    alone = after = devset.ndcg(mapped, vectors)
+    if judged is not mapped:
         after = devset.ndcg(judged, pool_vectors=_beside(judged, vectors[devset.pool], devset.pool_texts()))
-    stages = {} if encoder is given else {"labels": means(alone)}
-    if was_trained:
-        before, stages = learned.ndcg_before, {**result.stages, **stages}
-    if share:
-        stages["companions"] = means(after)
-    vectors = _corpus_beside(corpus, accompanied, vectors)
-    result = replace(
-        result,
-        encoder=accompanied,
-        hierarchy=cluster_corpus(vectors, recipe, encoder, recipe.epochs + 1),
-        mix=result.mix if was_trained or share else float(encoder is not given),
-        before=means(before),
-        after=means(after),
-        metric=devset.metric_name,
-        stages=stages,
-    )
-    return Fit(result, sources, devset, before, after)
+    if given is not learned.encoder:  # a companion was trained
+        before, stages = alone if mapped is given else devset.ndcg(given, vectors), {}
+        mix = mix if len(judged.shares) > 1 else float(mapped is not given)
+    if mapped is not given:
+        stages = {**stages, "labels": means(alone)}
+    if len(judged.shares) > 1:
+        stages = {**stages, "companions": means(after)}
+    return replace(learned, mix=mix, stages=stages, ndcg_before=before, ndcg_after=after)
 
 
-def without_companions(corpus: Corpus, learned: Fit) -> Fit:
+def without_companions(corpus: Corpus, learned: TrainResult) -> TrainResult:
     """Calibrate the shares of words and tokens for the encoder that was trained."""
-    result, encoder = learned.result, learned.result.encoder
-    questions = _questions(corpus, learned)
+    encoder, vectors, questions = learned.encoder, learned.vectors, _questions(corpus, learned)
     if questions is None:
         return learned
     tokens = PoolTokens.of(encoder, corpus, questions)
-    if learned.vectors is not None:
-        vectors = learned.vectors[questions.pool]
+    if vectors is not None:
+        vectors = vectors[questions.pool]
     else:
         vectors = encode_corpus(encoder, corpus.only(questions.pool), on_tokens=tokens.keep_text if tokens else None)
     parts = encoded_parts(questions, corpus, [encoder], vectors, tokens)
-    calibration = _calibration(corpus, encoder, result.recipe, questions, parts, None, tokens)
-    return replace(learned, result=replace(result, calibration=calibration))
+    return replace(learned, calibration=_calibration(corpus, encoder, learned.recipe, questions, parts, None, tokens))
 
 
-def _questions(corpus: Corpus, learned: Fit) -> Questions | None:
+def _questions(corpus: Corpus, learned: TrainResult) -> Questions | None:
     """Return held-out labeled queries, else questions cut out of held-out documents."""
     if learned.devset.is_labeled:
         return Questions.labeled(learned.devset)
-    return cut_questions(corpus, learned.result.recipe.seed, learned.sources.measured)
+    return cut_questions(corpus, learned.recipe.seed, learned.sources.measured)
 
 
 def _calibration(

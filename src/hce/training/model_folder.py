@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -254,11 +254,7 @@ class Training:
 
 
 def save_model(
-    result: TrainResult,
-    corpus: Corpus,
-    path: str | Path,
-    queries: Iterable[DevQuery] = (),
-    label_files: Mapping[str, str] | None = None,
+    result: TrainResult, corpus: Corpus, path: str | Path, label_files: Mapping[str, str] | None = None
 ) -> None:
     """Write a model's folder, atomically."""
     usual = asdict(USUAL)
@@ -290,7 +286,7 @@ def save_model(
         (folder / "model").rmdir()
         if result.hierarchy.levels:
             result.hierarchy.save(folder / TREE)
-        lines = {HISTORY: map(asdict, result.history), QUERIES: (query._asdict() for query in queries)}
+        lines = {HISTORY: map(asdict, result.history), QUERIES: (query._asdict() for query in result.dev_queries())}
         for name, entries in lines.items():
             with open_atomically(folder / name) as written:
                 written.writelines(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)

@@ -29,13 +29,12 @@ from hce.processes import (
     require_shared,
     take_weights_of_the_first,
 )
-from hce.training.co_training import Fit, TrainResult, co_train, weights_of
+from hce.training.co_training import CheckpointFolder, TrainResult, co_train, weights_of
 from hce.training.companion import with_companions, without_companions
 from hce.training.model_folder import Epoch, gains, mean_over_kinds, save_model
 from hce.training.pairs import LABELED, DevSet, LabelSets, documents_to_learn, means, sources_and_devset
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import Recipe, recipe_of_table, recipe_of_tuning
-from hce.training.state import CheckpointFolder
 from hce.training.steps import only_upper_layers
 from hce.tree.names import name_nodes
 
@@ -103,12 +102,12 @@ def train(
         require_alike(_identity(corpus, given, label_sets, recipe))
         if output is not None:
             require_shared(Path(output).absolute().parent)
-    fit = _Training(corpus, given, label_sets, recipe, tuning, run_folder, progress, on_epoch).run()
-    result = fit.result
+    training = _Training(corpus, given, label_sets, recipe, tuning, run_folder, progress, on_epoch)
+    result = replace(training.run(), vectors=None)
     if output is not None and run_folder is not None and is_first_process():
         if result.hierarchy.levels:
             result.hierarchy.names = name_nodes(result.hierarchy, corpus.texts(), progress=progress)
-        save_model(result, corpus, output, fit.dev_queries(), label_files or {})
+        save_model(result, corpus, output, label_files or {})
         delete_whole(run_folder)
     return result
 
@@ -125,44 +124,54 @@ class _Training(NamedTuple):
     progress: bool
     on_epoch: Callable[[Epoch], None]  # called with each epoch of the first model that is trained
 
-    def run(self) -> Fit:
+    def run(self) -> TrainResult:
         """Train the parts that the recipe names, and add its companions."""
-        tables, tuned = [], None
         if self.recipe.train == "encoder":
             return without_companions(self.corpus, self._fit(self.given))
-        if self.recipe.train == "companion":  # a token table; labels may fine-tune the transformer
-            table, tuned = self.given.token_table(), self._tuned()
-            fit, encoder = self._fit(table), self.given
-            tables = [fit.result.encoder]
-        elif self.given.is_table:
-            fit = self._fit(self.given)
-            encoder = fit.result.encoder
-        else:  # a transformer, and a table of the tokens that it had before
-            table, fit = self.given.token_table(), self._fit(self.given)
-            encoder = fit.result.encoder
-            recipe, folder = recipe_of_table(self.recipe, len(self.corpus)), self.run_folder
-            of_table = self._replace(recipe=recipe, run_folder=folder and folder / "table", on_epoch=lambda epoch: None)
-            tables = [of_table._fit(table).result.encoder]
-        log = self.label_sets.log
-        fit = with_companions(self.corpus, encoder, fit, tables, self.run_folder, log=log, progress=self.progress)
-        return fit if tuned is None else _of_tuned(tuned, fit)
+        if self.given.is_table:
+            result = self._fit(self.given)
+            return self._accompanied(result.encoder, result, [])
+        table = self.given.token_table()  # of the transformer before training
+        if self.recipe.train == "both":
+            result = self._fit(self.given)
+            return self._accompanied(result.encoder, result, [self._fit_table(table)])
+        tuned = self._tuned()
+        result = self._fit(table)
+        result = self._accompanied(self.given, result, [result.encoder])
+        if tuned is None:
+            return result
+        stages, mix = {"fine-tuning": tuned.after, **result.stages}, result.mix or tuned.mix
+        return replace(result, ndcg_before=tuned.ndcg_before, stages=stages, mix=mix)
 
-    def _tuned(self) -> Fit | None:
+    def _accompanied(self, encoder: Encoder, result: TrainResult, tables: list[Encoder]) -> TrainResult:
+        """Add companions to an encoder, and calibrate the shares of a search."""
+        log = self.label_sets.log
+        return with_companions(self.corpus, encoder, result, tables, self.run_folder, log=log, progress=self.progress)
+
+    def _fit_table(self, table: Encoder) -> Encoder:
+        """Train the token table of a transformer that is trained too."""
+        recipe = recipe_of_table(self.recipe, len(self.corpus))
+        return self._part("table", recipe, self.label_sets)._fit(table).encoder
+
+    def _tuned(self) -> TrainResult | None:
         """Fine-tune the transformer in place; undo that if held-out labels clearly lose."""
         if self.tuning is None:
             return None
-        labels, folder = self.label_sets._replace(generated=None), self.run_folder and self.run_folder / "tuned"
-        stage = self._replace(recipe=self.tuning, label_sets=labels, run_folder=folder, on_epoch=lambda epoch: None)
         start = weights_of(self.given)
-        fit = stage._fit(self.given)
-        lost = fit.ndcg_before[LABELED] - fit.ndcg_after[LABELED]
+        result = self._part("tuned", self.tuning, self.label_sets._replace(generated=None))._fit(self.given)
+        lost = result.ndcg_before[LABELED] - result.ndcg_after[LABELED]
         against = {"errors": lost.mean() / max(lost.std() / np.sqrt(len(lost)), 1e-9)}
         if of_the_first(against, self.given.device)["errors"] < CLEAR:
-            return fit
+            return result
         self.given.model.load_state_dict(start)
         return None
 
-    def _fit(self, given: Encoder) -> Fit:
+    def _part(self, name: str, recipe: Recipe, label_sets: LabelSets) -> _Training:
+        """Return a training of a part, which keeps its state in a folder of this name."""
+        folder = self.run_folder and self.run_folder / name
+        return self._replace(recipe=recipe, label_sets=label_sets, run_folder=folder, on_epoch=lambda epoch: None)
+
+    def _fit(self, given: Encoder) -> TrainResult:
         """Train an encoder by HCE (Alg. 3), after fitting a table to the corpus."""
         corpus, recipe = self.corpus, self.recipe
         sources, devset = sources_and_devset(corpus, given, self.label_sets, recipe)
@@ -173,7 +182,7 @@ class _Training(NamedTuple):
         if self.run_folder is not None:
             checkpoints = CheckpointFolder(self.run_folder, _identity(corpus, start, self.label_sets, recipe))
         with _at_work(start, recipe):
-            fit = co_train(
+            result = co_train(
                 *(corpus, start, sources, devset, recipe),
                 ndcg_before=ndcg_before,
                 checkpoints=checkpoints,
@@ -181,13 +190,11 @@ class _Training(NamedTuple):
                 on_epoch=self.on_epoch,
             )
         if start.dtype != getattr(torch, recipe.precision):  # the vectors are less precise than the encoder
-            fit = replace(fit, vectors=None)
-        stages = {} if start is given else {"fitting": fit.result.history[0].dev}
-        if fit.result.mix:
-            stages["training"] = fit.result.after
-        if not stages:  # nothing changed
-            return replace(fit, result=replace(fit.result, after=fit.result.before), ndcg_after=ndcg_before)
-        return replace(fit, result=replace(fit.result, stages=stages))
+            result = replace(result, vectors=None)
+        stages = {} if start is given else {"fitting": result.history[0].dev}
+        if result.mix:
+            stages["training"] = result.after
+        return replace(result, stages=stages, ndcg_after=result.ndcg_after if stages else ndcg_before)
 
 
 def start_encoder(
@@ -246,14 +253,6 @@ def _tuning(recipe: Recipe, corpus: Corpus, encoder: Encoder, labels: Labels | N
         return None
     pair_count = sum(1 for each in labels.qrels.judgments() if each.grade > 0)
     return _settled(recipe_of_tuning(recipe, min(pair_count, len(corpus))), corpus, encoder, labels)
-
-
-def _of_tuned(tuned: Fit, fit: Fit) -> Fit:
-    """Return a fit whose measures begin before fine-tuning."""
-    stages = {"fine-tuning": tuned.result.after, **fit.result.stages}
-    mix = fit.result.mix or tuned.result.mix
-    result = replace(fit.result, before=tuned.result.before, stages=stages, mix=mix)
-    return replace(fit, result=result, ndcg_before=tuned.ndcg_before)
 
 
 def _refuse_impossible(corpus: Corpus, encoder: Encoder, recipe: Recipe, log: Sequence[str] | QueryMean) -> None:

@@ -28,9 +28,9 @@ from hce.evaluation.evaluate import evaluate
 from hce.files import checked_fields
 from hce.processes import seed_step
 from hce.progress import progress_bar
+from hce.training.co_training import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
 from hce.training.pairs import Batch, LabelSets, Sources, batch_count, endless, sources_and_devset
 from hce.training.recipe import Recipe, Supervision
-from hce.training.state import Checkpoint, CheckpointFolder, optimizer_state, prefixed, restore_optimizer, under
 from hce.training.steps import new_optimizer, rate_share
 from hce_lab.comparison.generative import Alphabet, GenerativeSearcher, IdNetwork, new_network, parameter_count
 from hce_lab.comparison.identifiers import Trie

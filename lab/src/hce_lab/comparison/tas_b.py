@@ -69,7 +69,7 @@ def build_tas_b(task: Task) -> Built:
         ndcg = devset.ndcg(encoder)
         trained = co_train(
             *(task.corpus, encoder, Sources(topical), devset, recipe), ndcg_before=ndcg, progress=task.progress
-        ).result
+        )
     facts = {"metric": devset.metric_name, "before": trained.before, "after": trained.after}
     built = trained_system(trained, task.corpus, {"mode": recipe.mode, **facts})
     return built._replace(training_seconds=built.training_seconds + seconds)
