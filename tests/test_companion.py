@@ -13,7 +13,7 @@ from hce.data.judgments import Judgment, Labels, Qrels, Query, read_log
 from hce.data.text import Document
 from hce.encoding import bundled
 from hce.encoding.encoder import Encoder
-from hce.encoding.word_table import fit_words
+from hce.encoding.tables import fit_words
 from hce.errors import InputError
 from hce.index.index import Index
 from hce.training.companion import accompany, log_centers, word_table_of

@@ -11,9 +11,8 @@ from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
 
 from hce.encoding.encoder import Encoder
-from hce.encoding.side_by_side import SideBySide, hub_folder
-from hce.encoding.tables import Table, WordRows, joined_rows
-from hce.encoding.word_table import WordTable, fit_words
+from hce.encoding.side_by_side import SideBySide, WordTable, hub_folder
+from hce.encoding.tables import Table, WordRows, fit_words, joined_rows
 from hce.errors import FormatError, HceError
 
 TEXTS = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9", "w10", "w11 w12 w13"]

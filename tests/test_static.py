@@ -19,9 +19,9 @@ from hce.data.judgments import Dataset
 from hce.data.text import inverse_document_frequency
 from hce.demo import python_docstrings
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import TokenMemo
-from hce.encoding.word_table import (
+from hce.encoding.tables import (
     PRIOR_DOCUMENTS,
+    TokenMemo,
     document_frequencies,
     expected_frequencies,
     fit_table,

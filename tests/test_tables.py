@@ -16,8 +16,7 @@ from sentence_transformers import SentenceTransformer
 from hce.data.corpus import Corpus
 from hce.data.text import Document
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import Bags, Table, token_bags
-from hce.encoding.word_table import fit_words
+from hce.encoding.tables import Bags, Table, fit_words, token_bags
 from hce.errors import FormatError, InputError
 from hce.index.index import Index
 

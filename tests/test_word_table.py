@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hce.data.corpus import Corpus
 from hce.data.text import Document
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import Table
-from hce.encoding.word_table import fit_words
+from hce.encoding.tables import Table, fit_words
 from hce.errors import InputError
 
 TEXTS = [

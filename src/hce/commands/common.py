@@ -106,7 +106,7 @@ def interruptible(how_to_go_on: str | Callable[[], str]) -> Iterator[None]:
 
 def known_encoder(spec: str | None) -> str | None:
     """Fail on a mistyped encoder name before any work, as an option's callback."""
-    if spec is not None:
+    if spec is not None and not Path(spec).exists():
         from hce.encoding.bundled import refuse_mistyped
 
         refuse_mistyped(spec)

@@ -21,6 +21,7 @@ from hce.training.recipe import Recipe, Supervision, parsed_settings, parsed_val
 if TYPE_CHECKING:
     from hce.data.corpus import Corpus
     from hce.data.judgments import Labels
+    from hce.training.co_training import TrainResult
     from hce.training.model_folder import Epoch
     from hce.training.query_mean import QueryMean
 
@@ -145,11 +146,8 @@ def train(
     named = common.parse_named("--labels", labels or (), dict.fromkeys(LabelFiles._fields, "FILE"))
     files = LabelFiles(**{name: Path(file) for name, file in named.items()})
 
-    def going_on() -> str:
-        return GO_ON if unfinished(output).exists() else NOT_BEGUN
-
     with (
-        common.interruptible(going_on),
+        common.interruptible(lambda: GO_ON if unfinished(output).exists() else NOT_BEGUN),
         common.together(f"{GO_ON}, with any number of processes") as device,
     ):
         corpus = common.shared_corpus(source, reading, output)
@@ -158,7 +156,6 @@ def train(
         with progress_bar("loading", None, "modules"):
             from hce.encoding.encoder import Encoder
             from hce.processes import is_first_process
-            from hce.training.train import improvement
             from hce.training.train import train as run
 
         # Only the first part is trained; companions are made again.
@@ -173,13 +170,7 @@ def train(
         label_sets = _label_sets(source, corpus, files, recipe.mode, strict=settings["strict"])
         logged = _log(files.log) if files.log else []
         first = is_first_process()
-        with _tracked(settings["tracker"], recipe, output.parent) as log:
-
-            def on_epoch(epoch: Epoch) -> None:
-                log(epoch)
-                if first:
-                    common.note(str(epoch))
-
+        with _reported(settings["tracker"], recipe, output.parent, is_shown=first) as on_epoch:
             result = run(
                 corpus,
                 given,
@@ -192,9 +183,15 @@ def train(
                 on_epoch=on_epoch,
                 label_files={name: str(path) for name, path in files._asdict().items() if path},
             )
-        if not first:
-            return
-        delete_whole(common.copies_of_corpus(output))
+        if first:
+            delete_whole(common.copies_of_corpus(output))
+            _answer(result, output, as_json)
+
+
+def _answer(result: TrainResult, output: Path, as_json: bool) -> None:
+    """Report what training gained, and how to use the model."""
+    from hce.training.train import improvement
+
     shares, calibration = result.encoder.shares, result.calibration
     trusted = "" if len(shares) == 1 else ", trust_remote_code=True"
     search = f"search with it: {calibration.summary()}\n" if calibration else ""
@@ -261,21 +258,31 @@ def demo(
 
 
 @contextmanager
-def _tracked(name: str, recipe: Recipe, folder: Path) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that logs an epoch to accelerate's tracker `name`, if any."""
-    if not name:
-        yield lambda epoch: None
+def _reported(tracker: str, recipe: Recipe, folder: Path, *, is_shown: bool) -> Iterator[Callable[[Epoch], None]]:
+    """Yield a function that shows an epoch, and logs it to accelerate's tracker, if any."""
+
+    def show(epoch: Epoch) -> None:
+        if is_shown:
+            common.note(str(epoch))
+
+    if not tracker:
+        yield show
         return
     from accelerate import Accelerator
 
     try:
-        accelerator = Accelerator(log_with=name, project_dir=str(folder))
+        accelerator = Accelerator(log_with=tracker, project_dir=str(folder))
         settings = {key: str(value) for key, value in recipe.as_dict().items()}
         accelerator.init_trackers("hce", config=settings)
     except (ValueError, ImportError) as error:
-        raise InputError(f"no tracker {name!r}: {error}; is its package installed?") from error
+        raise InputError(f"no tracker {tracker!r}: {error}; is its package installed?") from error
+
+    def log(epoch: Epoch) -> None:
+        accelerator.log(_flat(epoch), step=epoch.epoch)
+        show(epoch)
+
     try:
-        yield lambda epoch: accelerator.log(_flat(epoch), step=epoch.epoch)
+        yield log
     finally:
         accelerator.end_training()
 

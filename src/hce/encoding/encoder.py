@@ -303,7 +303,7 @@ class Encoder:
 
     def fitted_to(self, corpus: Corpus, *, progress: bool = False) -> Encoder:
         """Fit a static encoder to the token counts of a corpus; see `fit_table`."""
-        from hce.encoding.word_table import document_frequencies, fit_table
+        from hce.encoding.tables import document_frequencies, fit_table
 
         table = self.table
         if table is None or table.tokenizer is None:

@@ -9,7 +9,7 @@ The first part may be centered, since its mean query and mean document do not he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,7 +31,9 @@ from hce.encoding.tables import (
     SHARES_FILE,
     SIDE_BY_SIDE,
     SIDES,
-    WORD_TABLE,
+    TABLE_FILE,
+    WORD_TABLES,
+    WORDS_FILE,
     Prompts,
     Table,
     WordRows,
@@ -43,7 +45,6 @@ from hce.encoding.tables import (
     quiet_transformers,
     read_side_by_side,
 )
-from hce.encoding.word_table import WordTable, hub_options
 from hce.errors import InputError
 from hce.files import new_folder, write_checksums, write_json
 
@@ -132,6 +133,46 @@ class SideBySide(InputModule):
             raise damaged_model(folder, error) from error
 
 
+class WordTable(InputModule):
+    """A table of words as a module of sentence-transformers; NumPy sums the rows."""
+
+    save_in_root = False
+    tokenizer = None
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self.table = table
+
+    def preprocess(self, inputs: list[str], prompt: str | None = None, **kwargs: Any) -> dict[str, Tensor]:
+        """Encode the texts, without the prompt."""
+        return {"sentence_embedding": torch.from_numpy(self.table.encode(inputs))}
+
+    def forward(self, features: dict[str, Tensor], **kwargs: Any) -> dict[str, Tensor]:
+        """Return what `preprocess` has encoded."""
+        return features
+
+    def get_embedding_dimension(self) -> int:
+        """Return the length n of a vector."""
+        return int(self.table.vectors.shape[1])
+
+    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
+        """Write the words and their vectors into an existing folder."""
+        write_json(Path(output_path) / WORDS_FILE, self.table.splitter.as_dict())
+        save_file({"table": self.table.vectors}, Path(output_path) / TABLE_FILE)
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> WordTable:
+        """Read what `save` wrote, from a folder or a hub id, or fail with FormatError."""
+        folder = cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub_options(kwargs))
+        return cls(Table.read_words(Path(folder)))
+
+
+def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the options that say where a module's files come from."""
+    names = ("token", "cache_folder", "revision", "local_files_only")
+    return {name: options[name] for name in names if options.get(name) is not None}
+
+
 def _load_part(folder: Path, **how: Any) -> SentenceTransformer:
     """Load a part without running code from its folder."""
     first, path = first_module(folder)
@@ -172,7 +213,7 @@ def table_of(model: SentenceTransformer) -> Table | None:
 def hub_folder(spec: str, *, local: bool) -> Path | None:
     """Fetch a hub model with a module of this package; None for other models."""
     modules = load_file_path(spec, MODULES, local_files_only=local)
-    if modules is None or first_module(Path(modules).parent)[0] not in (SIDE_BY_SIDE, WORD_TABLE):
+    if modules is None or first_module(Path(modules).parent)[0] not in (SIDE_BY_SIDE, *WORD_TABLES):
         return None
     return Path(load_dir_path(spec, "", local_files_only=local))
 

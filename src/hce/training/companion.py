@@ -28,8 +28,7 @@ from torch import Tensor
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_among_processes, encode_corpus
 from hce.encoding.encoder import Encoder
-from hce.encoding.tables import joined_rows, mapped_rows
-from hce.encoding.word_table import fit_words
+from hce.encoding.tables import fit_words, joined_rows, mapped_rows
 from hce.errors import InputError
 from hce.processes import take_weights_of_the_first
 from hce.search.engine import nearest

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hce.data.corpus import Corpus
 from hce.data.text import inverse_document_frequency, terms
-from hce.encoding.word_table import count_matrix
+from hce.encoding.tables import count_matrix
 from hce.progress import counted, progress_bar
 from hce.search.engine import nearest
 from hce.training.losses import TeacherScores

@@ -88,7 +88,7 @@ def build_indexed(task: Task) -> Built:
 
 
 def build_fitted(task: Task) -> Built:
-    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.word_table`."""
+    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.tables`."""
     encoder = task.load_encoder()
     start = time.perf_counter()
     fitted = encoder.fitted_to(task.corpus)
