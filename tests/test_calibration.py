@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,12 +20,13 @@ from hce.index.index import Index
 from hce.search.fusion import Calibration, Shares, by_shares, fuse
 from hce.training.calibration import (
     LADDERS,
+    Part,
     Questions,
+    _Evidence,
     calibrate,
     calibrate_unlabeled,
     cut_questions,
     encoded_parts,
-    joined_parts,
     remark_of,
     usual_shares,
 )
@@ -45,7 +47,7 @@ def questions_about(kind, right=lambda number: number) -> Questions:
 def vectors_for(right):
     """Documents along axes of their own, and each question along the axis of one of them."""
     documents = np.eye(COUNT, dtype=np.float32)
-    return lambda share: (documents[[right(number) for number in range(40)]], documents)
+    return [Part(documents[[right(number) for number in range(40)]], documents)]
 
 
 def other(number: int) -> int:
@@ -90,16 +92,11 @@ def test_no_questions_leave_the_usual_shares_without_companions():
 def test_companions_count_where_they_help():
     """The encoder is lost; its companion, which joins with a share above 0, knows each answer."""
     documents = np.eye(COUNT, dtype=np.float32)
-    lost = np.roll(documents, 7, axis=0)[:40]
-
-    def vectors_at(share):
-        queries = (1 - share) * lost + share * 3 * documents[:40]
-        return queries / np.linalg.norm(queries, axis=1, keepdims=True), documents
-
+    parts = [Part(np.roll(documents, 7, axis=0)[:40], documents), Part(documents[:40], documents)]
     questions = Questions(
         "cut", [f"nothing{n}" for n in range(40)], [np.array([n]) for n in range(40)], np.arange(COUNT), {}
     )
-    found = calibrate(questions, CORPUS, vectors_at, Shares(0.35, 0.0, 0.2), language="english")
+    found = calibrate(questions, CORPUS, parts, Shares(0.35, 0.0, 0.2), language="english")
     assert found.shares.companions >= 0.3
     assert dict(found.curves["companions"])[0.0] < found.ndcg["+ companions"]
 
@@ -110,12 +107,9 @@ def test_tokens_reorder_where_they_help():
     queries = documents[[other(n) for n in range(40)]] + 0.9 * documents[:40]
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     questions = Questions("cut", ["nothing"] * 40, [np.array([n]) for n in range(40)], np.arange(COUNT), {})
-
-    def similarities(place, rows):
-        return np.where(rows == place, 1.0, 0.0)
-
-    options = {"language": "english", "similarities": similarities}
-    found = calibrate(questions, CORPUS, lambda share: (queries, documents), Shares(0.35, 0.1), **options)
+    tokens = SimpleNamespace(similarities=lambda place, rows: np.where(rows == place, 1.0, 0.0))
+    options = {"language": "english", "tokens": tokens}
+    found = calibrate(questions, CORPUS, [Part(queries, documents)], Shares(0.35, 0.1), **options)
     assert found.ndcg["+ words"] < 0.7
     assert found.ndcg["+ tokens"] == 1
 
@@ -214,7 +208,7 @@ def test_parts_join_as_an_encoder_with_companions_does(static_encoder):
     questions = cut_questions(corpus, 0)
     vectors = static_encoder.encode(list(corpus.texts()))
     parts = encoded_parts(questions, corpus, [static_encoder, static_encoder], vectors[questions.pool])
-    queries, pool = joined_parts(parts, [0.7, 0.3], None)
+    queries, pool = _Evidence(questions, [], parts, "english", None, None)._joined(0.3)
     together = static_encoder.beside([static_encoder], [0.7, 0.3])
     np.testing.assert_allclose(queries, together.encode(questions.texts, "query"), atol=1e-6)
     np.testing.assert_allclose(pool, together.encode(questions.pool_texts(corpus)), atol=1e-6)

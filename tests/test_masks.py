@@ -15,16 +15,9 @@ from hce.training.losses import (
     false_negatives,
     known_positives,
     near_duplicates,
-    same,
 )
 
 # --- false negatives
-
-
-def test_same_position():
-    own = torch.tensor([4, -1, 7])
-    assert same(own, torch.tensor([7, -1, 4])).tolist() == [[0, 0, 1], [0, 0, 0], [1, 0, 0]]
-    assert same(own, torch.tensor([[4, 7], [-1, 4], [7, 7]])).tolist() == [[1, 0], [0, 0], [1, 1]]
 
 
 def test_known_positives_by_hand():

@@ -68,11 +68,6 @@ MARKS = re.compile(r"^[ \t]*(?:#+|//+|\*)", re.MULTILINE)
 
 KnownCodes = Callable[[list[str]], Mapping[str, np.ndarray]]
 """From texts to the token codes of those that have kept codes."""
-Similarities = Callable[[int, np.ndarray], np.ndarray]
-"""From a question's place and rows of the pool to how well each row matches the question's tokens, (rows,)."""
-VectorsAt = Callable[[float], tuple[np.ndarray, np.ndarray]]
-"""From the companions' share to unit rows of the questions, (Q, n), and of the pool, (P, n)."""
-
 
 # ------------------------------------------------------------------------------------------------- questions
 
@@ -172,7 +167,7 @@ def _title_alone(document: Document, titles: Counter[str]) -> Cut | None:
 # ------------------------------------------------------------------------------------------------- encoded questions
 
 
-class EncodedQuestions(NamedTuple):
+class Part(NamedTuple):
     """Vectors of questions and pool by one encoder: unit rows of shape (Q, n) and (P, n)."""
 
     queries: np.ndarray
@@ -232,7 +227,7 @@ def encoded_parts(
     encoders: Sequence[Encoder],
     pool_vectors: np.ndarray,
     tokens: PoolTokens | None = None,
-) -> list[EncodedQuestions]:
+) -> list[Part]:
     """Encode questions and cut texts with an encoder; companions encode the pool too.
 
     `pool_vectors` are the encoder's vectors of the pool, of shape (P, n); `tokens` collects its tokens.
@@ -245,23 +240,11 @@ def encoded_parts(
         changed = first.encode(list(questions.changed.values()), on_tokens=tokens.keep_text if tokens else None)
         pool_vectors[list(questions.changed)] = changed
     queries = first.encode(questions.texts, "query", on_tokens=tokens.keep_query if tokens else None)
-    parts = [EncodedQuestions(queries, pool_vectors)]
+    parts = [Part(queries, pool_vectors)]
     texts = questions.pool_texts(corpus) if companions else []
     for each in companions:  # which may know no word of a text
-        encoded = each.encode(questions.texts, "query", zeros=True), each.encode(texts, zeros=True)
-        parts.append(EncodedQuestions(*encoded))
+        parts.append(Part(each.encode(questions.texts, "query", zeros=True), each.encode(texts, zeros=True)))
     return parts
-
-
-def joined_parts(
-    parts: Sequence[EncodedQuestions], shares: Sequence[float], centers: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Join the vectors of an encoder and its companions, as `Encoder.beside` does."""
-    if shares[0] == 1:
-        return parts[0]
-    query_center, document_center = (None, None) if centers is None else centers
-    queries = joined_rows([part.queries for part in parts], shares, query_center)
-    return queries, joined_rows([part.pool for part in parts], shares, document_center)
 
 
 # ------------------------------------------------------------------------------------------------- shares
@@ -282,24 +265,33 @@ def usual_shares(encoder: Encoder, *, companions: bool = False) -> Shares:
     return Shares(words=0.35, tokens=tokens, companions=0.3 if companions else 0.0)
 
 
+def divided(share: float, companions: int) -> list[float]:
+    """Divide the share of companions: a token table counts twice as much as words."""
+    if not share:
+        return [1.0] + [0.0] * companions
+    weights = [2, 1] if companions == 2 else [1] * companions
+    return [1 - share, *(share * weight / sum(weights) for weight in weights)]
+
+
 def calibrate(
     questions: Questions | None,
     corpus: Corpus,
-    vectors_at: VectorsAt,
+    parts: Sequence[Part],
     usual: Shares,
     *,
     language: str,
-    similarities: Similarities | None = None,
+    centers: np.ndarray | None = None,
+    tokens: PoolTokens | None = None,
 ) -> Calibration:
     """Choose the shares by questions; without any, the usual ones without companions.
 
-    If `usual` has no companions, `vectors_at` is called with 0 only. Without tokens, `similarities` is None.
+    `parts` are the questions by the encoder and by each companion; `centers` are the encoder's means, (2, n).
     """
-    usual = usual if similarities else usual._replace(tokens=0.0)
+    usual = usual if tokens else usual._replace(tokens=0.0)
     alone = usual._replace(companions=0.0)
     if questions is None:
         return Calibration(alone)
-    evidence = _Evidence(questions, questions.pool_texts(corpus), vectors_at, language, similarities)
+    evidence = _Evidence(questions, questions.pool_texts(corpus), parts, language, centers, tokens)
     free = [name for name in LADDERS if getattr(usual, name) > 0]
     if questions.kind == "written":  # programs teach companions little, so their share starts at 0
         usual = alone
@@ -344,8 +336,7 @@ def calibrate_unlabeled(
         return Calibration(usual if space else usual._replace(tokens=0.0))
     tokens = PoolTokens(encoder, space, questions, corpus, known) if space else None
     parts = encoded_parts(questions, corpus, [encoder], vectors[questions.pool], tokens)
-    similarities = tokens.similarities if tokens else None
-    return calibrate(questions, corpus, lambda share: parts[0], usual, language=language, similarities=similarities)
+    return calibrate(questions, corpus, parts, usual, language=language, tokens=tokens)
 
 
 class _Evidence:
@@ -355,11 +346,13 @@ class _Evidence:
         self,
         questions: Questions,
         pool_texts: Sequence[str],
-        vectors_at: VectorsAt,
+        parts: Sequence[Part],
         language: str,
-        similarities: Similarities | None,
+        centers: np.ndarray | None,
+        tokens: PoolTokens | None,
     ) -> None:
-        self._questions, self._vectors_at, self._similarities = questions, vectors_at, similarities
+        self._questions, self._parts, self._tokens = questions, parts, tokens
+        self._centers = (None, None) if centers is None else centers
         self._words = Words.new(language)
         self._words.add(enumerate(pool_texts))
         self._ranked: dict[float, list[Ranked]] = {}
@@ -379,7 +372,7 @@ class _Evidence:
     def _fused(self, companions: float) -> list[Ranked]:
         """Return each question's candidates with both scores, at half each."""
         if companions not in self._ranked:
-            query_vectors, pool_vectors = self._vectors_at(companions)
+            query_vectors, pool_vectors = self._joined(companions)
             count = min(CANDIDATE_COUNT, len(pool_vectors))
             rows = []
             for text, vector in zip(self._questions.texts, query_vectors, strict=True):
@@ -399,15 +392,23 @@ class _Evidence:
             self._ranked[companions] = rows
         return self._ranked[companions]
 
+    def _joined(self, companions: float) -> Part:
+        """Join the parts' vectors by the share of the companions, as `Encoder.beside` does."""
+        if not companions:
+            return self._parts[0]
+        shares, (query_center, document_center) = divided(companions, len(self._parts) - 1), self._centers
+        queries = joined_rows([part.queries for part in self._parts], shares, query_center)
+        return Part(queries, joined_rows([part.pool for part in self._parts], shares, document_center))
+
     def _order(self, place: int, halves: Ranked, shares: Shares) -> np.ndarray:
         """Rank the rows of the pool by these shares."""
         ranked = by_shares(halves, shares.words)
-        if not shares.tokens or self._similarities is None:
+        if not shares.tokens or self._tokens is None:
             return ranked.numbers
         first, known = ranked.best(TOKENS_FIRST), self._met[place]
         unknown = np.array([row for row in first.numbers.tolist() if row not in known], np.int64)
         if len(unknown):
-            known.update(zip(unknown.tolist(), self._similarities(place, unknown).tolist(), strict=True))
+            known.update(zip(unknown.tolist(), self._tokens.similarities(place, unknown).tolist(), strict=True))
         similar = np.array([known[row] for row in first.numbers.tolist()])
         order, _ = order_by_tokens(first.numbers, first.from_meaning + first.from_words, similar, shares.tokens)
         return np.concatenate([first.numbers[order], ranked.numbers[len(order) :]])

@@ -32,15 +32,14 @@ from hce.encoding.tables import fit_words, joined_rows, mapped_rows
 from hce.errors import InputError
 from hce.processes import take_weights_of_the_first
 from hce.search.engine import nearest
-from hce.search.fusion import Calibration
 from hce.training.calibration import (
-    EncodedQuestions,
+    Part,
     PoolTokens,
     Questions,
     calibrate,
     cut_questions,
+    divided,
     encoded_parts,
-    joined_parts,
     usual_shares,
 )
 from hce.training.co_training import TrainResult, cluster_corpus
@@ -115,7 +114,12 @@ def with_companions(
     pool_vectors = vectors[questions.pool] if questions else vectors[:0]
     parts = encoded_parts(questions, corpus, [mapped, *chosen_by], pool_vectors, tokens)
     centers = _centers(parts, vectors, mapped)
-    calibration = _calibration(corpus, mapped, recipe, questions, parts, centers, tokens)
+    calibration = calibrate(
+        *(questions, corpus, parts, usual_shares(mapped, companions=len(parts) > 1)),
+        language=recipe.language,
+        centers=centers,
+        tokens=tokens,
+    )
     learned, share = replace(learned, calibration=calibration), calibration.shares.companions
     if log and not mapped.is_table:
         centers = log_centers(log if isinstance(log, QueryMean) else QueryMean.of(log, mapped), vectors)
@@ -162,7 +166,9 @@ def without_companions(corpus: Corpus, learned: TrainResult) -> TrainResult:
     else:
         vectors = encode_corpus(encoder, corpus.only(questions.pool), on_tokens=tokens.keep_text if tokens else None)
     parts = encoded_parts(questions, corpus, [encoder], vectors, tokens)
-    return replace(learned, calibration=_calibration(corpus, encoder, learned.recipe, questions, parts, None, tokens))
+    language, usual = learned.recipe.language, usual_shares(encoder)
+    calibration = calibrate(questions, corpus, parts, usual, language=language, tokens=tokens)
+    return replace(learned, calibration=calibration)
 
 
 def _questions(corpus: Corpus, learned: TrainResult) -> Questions | None:
@@ -170,26 +176,6 @@ def _questions(corpus: Corpus, learned: TrainResult) -> Questions | None:
     if learned.devset.is_labeled:
         return Questions.labeled(learned.devset)
     return cut_questions(corpus, learned.recipe.seed, learned.sources.measured)
-
-
-def _calibration(
-    corpus: Corpus,
-    encoder: Encoder,
-    recipe: Recipe,
-    questions: Questions | None,
-    parts: Sequence[EncodedQuestions],
-    centers: np.ndarray | None,
-    tokens: PoolTokens | None,
-) -> Calibration:
-    """Choose the shares by questions, given their vectors."""
-    return calibrate(
-        questions,
-        corpus,
-        lambda share: joined_parts(parts, _shares(share, len(parts) - 1), centers),
-        usual_shares(encoder, companions=len(parts) > 1),
-        language=recipe.language,
-        similarities=tokens.similarities if tokens else None,
-    )
 
 
 def _companions(
@@ -214,11 +200,11 @@ def _companions(
 def accompany(encoder: Encoder, companions: Sequence[Encoder], share: float, centers: np.ndarray | None) -> Encoder:
     """Return an encoder with companions of this share, or, at 0, without any."""
     if share:
-        return encoder.beside(companions, _shares(share, len(companions)), centers)
+        return encoder.beside(companions, divided(share, len(companions)), centers)
     return encoder if centers is None else encoder.beside([], [1.0], centers)
 
 
-def _centers(parts: Sequence[EncodedQuestions], vectors: np.ndarray, encoder: Encoder) -> np.ndarray | None:
+def _centers(parts: Sequence[Part], vectors: np.ndarray, encoder: Encoder) -> np.ndarray | None:
     """Return the means of questions and documents, (2, n), or None.
 
     None for a table, and for few questions, whose mean would be noise.
@@ -274,14 +260,6 @@ def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet
         return devset
     some = np.sort(np.random.default_rng([recipe.seed, 11]).choice(measured, few, replace=False))
     return pseudo_devset(devset.corpus, some, recipe.dev_pool, recipe.seed, are_held_out=recipe.hold_out)
-
-
-def _shares(share: float, companions: int) -> list[float]:
-    """Divide the share of companions: a token table counts twice as much as words."""
-    if not share:
-        return [1.0] + [0.0] * companions
-    weights = [2, 1] if companions == 2 else [1] * companions
-    return [1 - share, *(share * weight / sum(weights) for weight in weights)]
 
 
 # ------------------------------------------------------------------------------------------------- a map of queries

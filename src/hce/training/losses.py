@@ -185,11 +185,6 @@ class ComparedDocuments:
     vectors: Tensor | None = None
 
 
-def same(own_values: Tensor, values: Tensor) -> Tensor:
-    """Mark candidates with the row's own position or group, (B, G) or (B, S)."""
-    return (own_values[:, None] == values) & (own_values[:, None] >= 0)
-
-
 @torch.no_grad()
 def near_duplicates(own_vectors: Tensor, vectors: Tensor, margin: float) -> Tensor:
     """Mark where d⁺·d⁻ > margin: (B, n) with (G, n) or (B, S, n) → (B, G) or (B, S)."""
@@ -210,18 +205,19 @@ def false_negatives(
     near-duplicates of the positive. The paper excludes only the positive itself. `known` and `known_groups` are of
     shape (B, P), padded with −1.
     """
-    forbidden = same(positives.positions, candidates.positions)
-    if known is not None:
-        forbidden = forbidden | known_positives(known, candidates.positions)
+    forbidden = known_positives(_joined(positives.positions, known), candidates.positions)
     if positives.groups is not None and candidates.groups is not None:
-        forbidden = forbidden | same(positives.groups, candidates.groups)
-        if known_groups is not None:
-            forbidden = forbidden | known_positives(known_groups, candidates.groups)
+        forbidden = forbidden | known_positives(_joined(positives.groups, known_groups), candidates.groups)
     if margin is not None:
         if positives.vectors is None or candidates.vectors is None:
             raise InputError(f"margin={margin} needs the vectors of the positives and of the candidates.")
         forbidden = forbidden | near_duplicates(positives.vectors, candidates.vectors, margin)
     return forbidden
+
+
+def _joined(own: Tensor, known: Tensor | None) -> Tensor:
+    """Put a row's own document before its known ones: (B, 1 + P)."""
+    return own[:, None] if known is None else torch.cat([own[:, None], known], dim=1)
 
 
 # ------------------------------------------------------------------------------------------------- a level of the tree
