@@ -91,8 +91,10 @@ def test_no_questions_leave_the_usual_shares_without_companions():
 
 def test_companions_count_where_they_help():
     """The encoder is lost; its companion, which joins with a share above 0, knows each answer."""
-    documents = np.eye(COUNT, dtype=np.float32)
-    parts = [Part(np.roll(documents, 7, axis=0)[:40], documents), Part(documents[:40], documents)]
+    documents = np.eye(COUNT, COUNT + 1, dtype=np.float32)
+    lost = 0.35 * np.roll(documents, 7, axis=0)[:40]
+    lost[:, COUNT] = np.sqrt(1 - 0.35**2)
+    parts = [Part(lost, documents), Part(documents[:40], documents)]
     questions = Questions(
         "cut", [f"nothing{n}" for n in range(40)], [np.array([n]) for n in range(40)], np.arange(COUNT), {}
     )

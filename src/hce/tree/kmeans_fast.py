@@ -15,18 +15,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch.nn.functional import normalize
 
+if TYPE_CHECKING:
+    import torch
+
+from hce.encoding.tables import as_unit_rows
 from hce.tree.kmeans import (
     HOLD_BYTES,
     TIE,
     Report,
     Rows,
-    as_arrays,
     assign,
     chunk_ranges,
     end_to_end,
@@ -37,7 +38,6 @@ from hce.tree.kmeans import (
     row_argmax,
     run_all,
     scores,
-    take_rows,
 )
 
 _GROUP = 32  # clusters in a group
@@ -60,21 +60,21 @@ class _State:
     """A clustering in progress; sums are float64, so that thousands of single moves do not drift."""
 
     assignment: np.ndarray  # (N,)
-    sums: torch.Tensor  # (k, n) float64
-    centroids: torch.Tensor  # (k, n) float32, the sums' directions
-    lengths: torch.Tensor  # (k,) float32, the sums' lengths, whose sum is the summed cosine
+    sums: np.ndarray  # (k, n) float64
+    centroids: np.ndarray  # (k, n) float32, the sums' directions
+    lengths: np.ndarray  # (k,) float32, the sums' lengths, whose sum is the summed cosine
     sizes: np.ndarray  # (k,) rows in each
 
     @property
     def mean_cosine(self) -> float:
-        return float(self.lengths.sum(dtype=torch.float64)) / len(self.assignment)
+        return float(self.lengths.sum(dtype=np.float64)) / len(self.assignment)
 
 
 class _Groups(NamedTuple):
     """Clusters in groups of near ones."""
 
     of: np.ndarray  # (k,) the group of each cluster
-    centers: torch.Tensor  # (groups, n or a head's width)
+    centers: np.ndarray  # (groups, n or a head's width)
     near: np.ndarray  # (groups, near) the clusters nearest to each center
 
 
@@ -100,13 +100,14 @@ def fast_kmeans(
     assignment, best = _assign_nearby(rows, heads, state, _group_clusters(heads, state.centroids, rng))
     fill_empty(rows, state.centroids, assignment, best)
     mean_cosines.append(float(best.mean(dtype=np.float64)))
-    return state.centroids.cpu().numpy(), assignment, tuple(mean_cosines), converged
+    return state.centroids, assignment, tuple(mean_cosines), converged
 
 
 def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
     sums = member_sums(rows, assignment, k)
     sizes = np.bincount(assignment, minlength=k)
-    return _State(assignment, sums, normalized(sums, rows, assignment), sums.norm(dim=1).float(), sizes)
+    lengths = np.linalg.norm(sums, axis=1).astype(np.float32)
+    return _State(assignment, sums, normalized(sums, rows, assignment), lengths, sizes)
 
 
 # ------------------------------------------------------------------------------------------------- heads
@@ -122,10 +123,9 @@ class _Heads:
 
     def __init__(self, rows: Rows, rng: np.random.Generator) -> None:
         def directions(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            block = rows.take(index).double()
-            squared, found = torch.linalg.eigh(block.T @ block)  # in rising order of squared lengths
-            share = squared.flip(0).cumsum(0) / squared.sum()
-            return share.cpu().numpy(), found.flip(1).T.float().cpu().numpy()
+            block = rows.take(index).astype(np.float64)
+            squared, found = np.linalg.eigh(block.T @ block)  # in rising order of squared lengths
+            return squared[::-1].cumsum() / squared.sum(), found[:, ::-1].T.astype(np.float32)
 
         sample = np.sort(rng.choice(len(rows), size=min(len(rows), _SAMPLE), replace=False))
         # In run_all for its single thread: with several, the last bits of the result depend on their number.
@@ -134,35 +134,32 @@ class _Heads:
         wide_enough = [width for width in widths if share[width - 1] >= _ENOUGH]
         self.enough = bool(wide_enough)
         self.width = min(wide_enough, default=max(widths, default=rows.shape[1]))
-        self._basis = torch.from_numpy(basis[: self.width].copy()).to(rows.device)
+        self.device = rows.device
+        self._basis = np.ascontiguousarray(basis[: self.width])
         self._rows = rows
-        self._held: torch.Tensor | None = None
+        self._held: np.ndarray | None = None
         if self.enough and len(rows) * (self.width + 1) * 4 <= HOLD_BYTES:
-            parts = run_all(lambda limits: as_arrays(self.span(*limits)), rows.chunks(0), rows.device)
-            self._held = torch.from_numpy(end_to_end(parts)[0]).to(rows.device)
+            self._held = np.concatenate(run_all(lambda limits: self.span(*limits), rows.chunks(0), rows.device))
 
-    def of(self, block: torch.Tensor) -> torch.Tensor:
+    def of(self, block: np.ndarray) -> np.ndarray:
         """Return the heads of unit rows, (rows, width + 1); tails are upper bounds."""
-        head = scores(block, self._basis)
-        tail = (1 - head.square().sum(dim=1, keepdim=True)).clamp_min_(0).add_(_NOISE).sqrt_()
-        return torch.cat([head, tail], dim=1)
+        head = scores(block, self._basis, self.device)
+        tail = np.sqrt(np.maximum(1 - np.einsum("ij,ij->i", head, head), 0) + _NOISE)
+        return np.column_stack([head, tail])
 
-    def span(self, start: int, stop: int) -> torch.Tensor:
+    def span(self, start: int, stop: int) -> np.ndarray:
         """Return the heads of rows start..stop."""
         return self.of(self._rows.span(start, stop)) if self._held is None else self._held[start:stop]
 
-    def take(self, index: np.ndarray, block: torch.Tensor) -> torch.Tensor:
+    def take(self, index: np.ndarray, block: np.ndarray) -> np.ndarray:
         """Return the heads of the rows `block`, which are at the given positions."""
-        if self._held is None:
-            return self.of(block)
-        return take_rows(self._held, torch.from_numpy(index).to(block.device))
+        return self.of(block) if self._held is None else self._held.take(index, axis=0)
 
     def as_rows(self) -> Rows | None:
         """Return the heads as unit rows of shape (N, width), if they are held."""
-        held = self._held
-        return None if held is None else Rows(normalize(held[:, : self.width]), held.device)
+        return None if self._held is None else Rows(as_unit_rows(self._held[:, : self.width]), self.device)
 
-    def seen(self, centroids: torch.Tensor) -> torch.Tensor:
+    def seen(self, centroids: np.ndarray) -> np.ndarray:
         """Return the heads of centroids if these are enough, else the centroids."""
         if not self.enough:
             return centroids
@@ -209,7 +206,7 @@ def _shares(sizes: np.ndarray, k: int) -> np.ndarray:
     return shares
 
 
-def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[torch.Tensor, np.ndarray]:
+def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Run a few rounds of Alg. 2 from k random rows; no cluster stays empty."""
     centroids = rows.take(np.sort(rng.choice(len(rows), size=k, replace=False)))
     for _ in range(rounds):
@@ -222,19 +219,24 @@ def _lloyd(rows: Rows, k: int, rounds: int, rng: np.random.Generator) -> tuple[t
 # ------------------------------------------------------------------------------------------------- a round
 
 
-def _group_clusters(heads: _Heads, centroids: torch.Tensor, rng: np.random.Generator) -> _Groups:
+def _group_clusters(heads: _Heads, centroids: np.ndarray, rng: np.random.Generator) -> _Groups:
     """Group near clusters, about `_GROUP` in a group."""
-    k, near = len(centroids), _NEAR_BY_HEADS if heads.enough else _NEAR
+    k, near, device = len(centroids), _NEAR_BY_HEADS if heads.enough else _NEAR, heads.device
     if heads.enough:
-        centroids = normalize(heads.of(centroids)[:, : heads.width])
+        centroids = as_unit_rows(heads.of(centroids)[:, : heads.width])
     count = max(1, k // _GROUP)
-    centers, group_of = _lloyd(Rows(centroids, centroids.device), count, 2, rng)
+    centers, group_of = _lloyd(Rows(centroids, device), count, 2, rng)
 
     def one_chunk(limits: tuple[int, int]) -> np.ndarray:
-        block = scores(centers[slice(*limits)], centroids)
-        return block.topk(min(near, k), dim=1, sorted=False).indices.cpu().numpy()
+        return _largest(scores(centers[slice(*limits)], centroids, device), near)
 
-    return _Groups(group_of, centers, np.concatenate(run_all(one_chunk, chunk_ranges(count, k), centroids.device)))
+    return _Groups(group_of, centers, np.concatenate(run_all(one_chunk, chunk_ranges(count, k), device)))
+
+
+def _largest(block: np.ndarray, count: int) -> np.ndarray:
+    """Return the columns of each row's `count` largest entries, in any order."""
+    count = min(count, block.shape[1])
+    return np.argpartition(block, block.shape[1] - count, axis=1)[:, block.shape[1] - count :]
 
 
 def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray) -> _State:
@@ -265,53 +267,53 @@ def _propose(
         group, members = piece
         block = rows.take(members)
         looks = heads.take(members, block) if heads.enough else block
-        return _best_moves(block, state.assignment[members], state, near[group], looks, seen)
+        return _best_moves(block, state.assignment[members], state, near[group], looks, seen, rows.device)
 
     columns = end_to_end(run_all(of_piece, pieces, rows.device))
     return tuple(_scattered(column, order) for column in columns)
 
 
 def _best_moves(
-    block: torch.Tensor,
-    assignment: np.ndarray,
+    block: np.ndarray,
+    own_cluster: np.ndarray,
     state: _State,
-    columns: np.ndarray,
-    looks: torch.Tensor,
-    seen: torch.Tensor,
+    candidates: np.ndarray,
+    looks: np.ndarray,
+    seen: np.ndarray,
+    device: torch.device,
 ) -> tuple[np.ndarray, ...]:
     """Find each row's best candidate, its net gain, and whether it is nearer.
 
     Products of `looks` (rows) and `seen` (centroids) choose the candidate; products in all dimensions measure it.
     """
-    candidates = torch.from_numpy(columns).to(block.device)
-    own_cluster = torch.from_numpy(assignment).to(block.device)
     # |s + x| - |s| as a linear function of the cosine of s and x, exact at the mean cosine. That is good enough to
     # choose by, and needs only a product with scaled centroids and an addition.
     length, cosine = state.lengths[candidates], state.mean_cosine
-    joined = (length**2 + 2 * length * cosine + 1).sqrt()
+    joined = np.sqrt(length**2 + 2 * length * cosine + 1)
     slope = length / joined
-    ranking = scores(looks, take_rows(seen, candidates) * slope[:, None]).add_(joined - length - slope * cosine)
-    place = torch.full((len(state.sizes),), -1, dtype=torch.int64, device=ranking.device)
-    place[candidates] = torch.arange(len(candidates), device=ranking.device)
+    ranking = scores(looks, seen.take(candidates, axis=0) * slope[:, None], device)
+    ranking += joined - length - slope * cosine
+    place = np.full(len(state.sizes), -1)
+    place[candidates] = np.arange(len(candidates))
     column = place[own_cluster]
-    row = torch.nonzero(column >= 0)[:, 0]
-    ranking[row, column[row]] = -torch.inf  # staying is no move
-    target = candidates[row_argmax(ranking)[0]]
+    row = np.flatnonzero(column >= 0)
+    ranking[row, column[row]] = -np.inf  # staying is no move
+    target = candidates[ranking.argmax(axis=1)]
     to_target, to_own = (own_scores(block, state.centroids, cluster) for cluster in (target, own_cluster))
     gain = _joining(to_target, state.lengths[target]) - _leaving(to_own, state.lengths[own_cluster])
-    return as_arrays(target, gain, (to_target > to_own + TIE) & (target != own_cluster))
+    return target, gain, (to_target > to_own + TIE) & (target != own_cluster)
 
 
-def _joining(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+def _joining(cosine: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Return |s + x| - |s|, the gain of adding x; a fraction avoids cancellation."""
     added = 2 * length * cosine + 1  # |s + x|^2 - |s|^2
-    return added / ((length**2 + added).clamp_min(0).sqrt() + length)
+    return np.asarray(added / (np.sqrt(np.maximum(length**2 + added, 0)) + length))
 
 
-def _leaving(cosine: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+def _leaving(cosine: np.ndarray, length: np.ndarray) -> np.ndarray:
     """Return |s| - |s - x|, the loss of removing the member x."""
     taken = 2 * length * cosine - 1  # |s|^2 - |s - x|^2
-    return taken / (length + (length**2 - taken).clamp_min(0).sqrt())
+    return np.asarray(taken / (length + np.sqrt(np.maximum(length**2 - taken, 0))))
 
 
 def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
@@ -338,9 +340,8 @@ def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
     state.assignment = assignment
     if len(touched):
         part = _state_of(rows.subset(members), number[assignment[members]], len(touched))
-        changed = torch.from_numpy(touched).to(rows.device)
-        state.sums[changed], state.centroids[changed], state.lengths[changed] = part.sums, part.centroids, part.lengths
-        state.sizes[touched] = part.sizes
+        state.sums[touched], state.centroids[touched] = part.sums, part.centroids
+        state.lengths[touched], state.sizes[touched] = part.lengths, part.sizes
 
 
 def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -> None:
@@ -355,17 +356,16 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
 
     def gains(limits: tuple[int, int]) -> np.ndarray:
         index = waiting[slice(*limits)]
-        moving = take_rows(block, torch.from_numpy(index).to(block.device))
-        old, new = (torch.from_numpy(side[index]).to(block.device) for side in (source, target))
+        moving, old, new = block.take(index, axis=0), source[index], target[index]
         joining = _joining(own_scores(moving, state.centroids, new), state.lengths[new])
-        return (joining - _leaving(own_scores(moving, state.centroids, old), state.lengths[old])).cpu().numpy()
+        return joining - _leaving(own_scores(moving, state.centroids, old), state.lengths[old])
 
     while len(waiting := waiting[state.sizes[source[waiting]] > 1]):
         chunks = chunk_ranges(len(waiting), 8 * block.shape[1])
-        gain = np.concatenate(run_all(gains, chunks, block.device))
+        gain = np.concatenate(run_all(gains, chunks, rows.device))
         waiting, gain = waiting[gain > _MIN_GAIN], gain[gain > _MIN_GAIN]
         moves = _disjoint(waiting[np.argsort(-gain, kind="stable")], source, target, len(state.sums))
-        _move(state, take_rows(block, torch.from_numpy(moves).to(block.device)), source[moves], target[moves])
+        _move(state, block.take(moves, axis=0), source[moves], target[moves])
         state.assignment[wishes[moves]] = target[moves]
         made += len(moves)
         waiting = np.setdiff1d(waiting, moves)
@@ -373,17 +373,16 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
             return
 
 
-def _move(state: _State, moving: torch.Tensor, source: np.ndarray, target: np.ndarray) -> None:
+def _move(state: _State, moving: np.ndarray, old: np.ndarray, new: np.ndarray) -> None:
     """Move rows between clusters; no cluster takes part in two moves."""
-    old, new = (torch.from_numpy(side).to(moving.device) for side in (source, target))
     state.sums[old] -= moving
     state.sums[new] += moving
-    state.sizes[source] -= 1
-    state.sizes[target] += 1
-    touched = torch.cat([old, new])
-    lengths = state.sums[touched].norm(dim=1)
-    state.lengths[touched] = lengths.float()
-    state.centroids[touched] = (state.sums[touched] / lengths.clamp_min(1e-12)[:, None]).float()
+    state.sizes[old] -= 1
+    state.sizes[new] += 1
+    touched = np.concatenate([old, new])
+    lengths = np.linalg.norm(state.sums[touched], axis=1)
+    state.lengths[touched] = lengths
+    state.centroids[touched] = state.sums[touched] / np.maximum(lengths, 1e-12)[:, None]
 
 
 def _disjoint(moves: np.ndarray, source: np.ndarray, target: np.ndarray, k: int) -> np.ndarray:
@@ -415,11 +414,11 @@ def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) ->
 
     def one_chunk(limits: tuple[int, int]) -> tuple[np.ndarray, ...]:
         block = rows.span(*limits)
-        present = torch.from_numpy(state.assignment[slice(*limits)]).to(block.device)
-        found = _nearest_of_groups(heads.span(*limits) if heads.enough else block, seen, groups.centers, clusters)
+        present, looks = state.assignment[slice(*limits)], heads.span(*limits) if heads.enough else block
+        found = _nearest_of_groups(looks, seen, groups.centers, clusters, rows.device)
         value, own = (own_scores(block, state.centroids, cluster) for cluster in (found, present))
         moves = value > own + TIE
-        return as_arrays(torch.where(moves, found, present), torch.where(moves, value, own))
+        return np.where(moves, found, present), np.where(moves, value, own)
 
     starts = range(0, len(rows), _PROBED_ROWS)
     chunks = [(start, min(start + _PROBED_ROWS, len(rows))) for start in starts]
@@ -428,23 +427,22 @@ def _assign_nearby(rows: Rows, heads: _Heads, state: _State, groups: _Groups) ->
 
 
 def _nearest_of_groups(
-    looks: torch.Tensor, seen: torch.Tensor, centers: torch.Tensor, clusters: list[np.ndarray]
-) -> torch.Tensor:
+    looks: np.ndarray, seen: np.ndarray, centers: np.ndarray, clusters: list[np.ndarray], device: torch.device
+) -> np.ndarray:
     """Find each row's nearest centroid in its nearest groups: (m, width) → (m,)."""
-    probes = min(_PROBES, len(centers))
     parts = [
-        scores(looks[slice(*limits), : centers.shape[1]], centers).topk(probes, sorted=False).indices
+        _largest(scores(looks[slice(*limits), : centers.shape[1]], centers, device), _PROBES)
         for limits in chunk_ranges(len(looks), len(centers))
     ]
-    probed = torch.cat(parts).flatten()
-    order = torch.argsort(probed, stable=True)
-    ends = torch.bincount(probed, minlength=len(centers)).cumsum(0).tolist()
-    value = torch.empty(len(probed), device=looks.device)
-    found = torch.empty_like(probed)
+    probed = np.concatenate(parts)  # (m, groups)
+    order = np.argsort(probed, axis=None, kind="stable")
+    ends = np.bincount(probed.ravel(), minlength=len(centers)).cumsum().tolist()
+    value, found = np.empty(probed.size, dtype=np.float32), np.empty(probed.size, dtype=np.int64)
     for members, begin, end in zip(clusters, [0, *ends], ends, strict=False):
         if end > begin:
-            pairs, columns = order[begin:end], torch.from_numpy(members).to(looks.device)
-            column, value[pairs] = row_argmax(scores(take_rows(looks, pairs // probes), take_rows(seen, columns)))
-            found[pairs] = columns[column]
-    best = value.view(-1, probes).argmax(dim=1, keepdim=True)
-    return found.view(-1, probes).gather(1, best)[:, 0]
+            pairs = order[begin:end]
+            block = scores(looks.take(pairs // probed.shape[1], axis=0), seen.take(members, axis=0), device)
+            column, value[pairs] = row_argmax(block)
+            found[pairs] = members[column]
+    best = value.reshape(probed.shape).argmax(axis=1)[:, None]
+    return np.take_along_axis(found.reshape(probed.shape), best, axis=1)[:, 0]
