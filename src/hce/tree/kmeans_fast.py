@@ -19,9 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    import torch
-
 from hce.encoding.tables import as_unit_rows
 from hce.tree.kmeans import (
     HOLD_BYTES,
@@ -39,6 +36,9 @@ from hce.tree.kmeans import (
     run_all,
     scores,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 _GROUP = 32  # clusters in a group
 _NEAR, _NEAR_BY_HEADS = 512, 768  # centroids that a group's rows are scored against
