@@ -142,7 +142,7 @@ def status(
         from hce.training.model_folder import IN_AN_INDEX, read_training
 
         found = index.status()
-        training = read_training(index.path / f"{IN_AN_INDEX}{index.state.manifest.suffix}")
+        training = read_training(index.path / index.state.manifest.folder_of(IN_AN_INDEX))
         verdict = index.drift(seed) if drift else None
     if as_json:
         known = training and {name: getattr(training, name) for name in ("metric", "before", "after", "stages")}

@@ -24,7 +24,7 @@ from hce.index.background import MAP_FILE, is_damaged_map
 from hce.index.index import Index
 from hce.index.manifest import MANIFEST_FILE, Manifest, file_stamps
 from hce.index.store import STORE_FILE, Reader, content_key, row_checksum, vector_checksum
-from hce.index.token_codes import TokenCodes, token_folder
+from hce.index.token_codes import TokenCodes
 from hce.index.tree import NumberedHierarchy
 from hce.index.writing import Cutter, chunks_of, insert_documents
 from hce.progress import Advance, progress_bar
@@ -138,7 +138,7 @@ def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
 def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
     manifest = Manifest.read(path)
     check_tree(path)
-    model = f"{IN_AN_INDEX}{manifest.suffix}"
+    model = manifest.folder_of(IN_AN_INDEX)
     findings = _encoder_findings(path / manifest.encoder_folder, path, manifest.fingerprint, progress)
     findings += [
         Finding("model", f"{model}/{each}", remedy="it only describes the training; copy it from the model")
@@ -151,7 +151,7 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
                 findings.append(Finding("tree", f"{manifest.hierarchy}/ has no {CHECKSUMS}", "unknown", can_heal=True))
         except FormatError as error:
             findings.append(Finding("tree", str(error), can_heal=True))
-    tokens = token_folder(path, manifest.suffix)
+    tokens = path / manifest.folder_of("tokens")
     if is_folder(tokens) and (damage := TokenCodes(tokens).damage()) is not None:
         findings.append(Finding("tokens", damage, can_heal=True))
     if is_damaged_map(path / MAP_FILE):

@@ -14,7 +14,7 @@ resumes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -38,8 +38,7 @@ from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_
 from hce.index.ranking import find_thresholds
 from hce.index.state import IndexEncoder, IndexState
 from hce.index.store import STORE_FILE, CutPassages, Reader, Store, Writer, now
-from hce.index.token_codes import FOLDER as TOKENS_FOLDER
-from hce.index.token_codes import TokenCodes, encode_keeping_tokens, is_token_folder, read_all_tokens, token_folder
+from hce.index.token_codes import TokenCodes, encode_keeping_tokens, read_all_tokens
 from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree, regrow_tree
 from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, read_passages, shared_vectors
 from hce.memory import index_needs, require_memory
@@ -173,28 +172,20 @@ def create_index(
         require_alike({"corpus": corpus.fingerprint, "encoder": start.fingerprint, "path": str(path.absolute())})
         require_shared(path.absolute().parent)
     warn_of_language(corpus, start.base or start.encoder.name, language)
-    long = LongDocuments(corpus, Cutter(start.encoder), progress=progress)
-    keep_within(memory, len(long.corpus), start.encoder.dim, engine)
-    # Named after encoder and corpus, so that a run resumes only its own vectors.
-    part = unfinished(path) / f"{start.fingerprint[:12]}-{long.corpus.fingerprint[:12]}"
-    codes = None
-    if tokens and engine not in ELSEWHERE:
-        codes = _token_codes(part.with_name(f"{part.name}-tokens"), start.encoder, corpus, progress=progress)
-    with codes.filling() if codes else nullcontext() as on_tokens:
-        known = None if codes else vectors
-        vectors = _vectors(known, long.corpus, start.encoder, part, progress=progress, on_tokens=on_tokens)
+    draft = _Draft(unfinished(path), start, corpus, progress)
+    keep_within(memory, len(draft.long.corpus), start.encoder.dim, engine)
+    codes = draft.token_codes() if tokens and engine not in ELSEWHERE else None
+    vectors = draft.vectors(vectors, codes)
+    own = vectors[: len(corpus)]  # without those of passages
     wait_for_all()
     with released(vectors):
-        wanted = "grow" if hierarchy is None and wants_tree(engine, len(corpus)) else hierarchy
-        grown = part.with_name(f"{part.name}-tree")
-        tree = _tree(wanted, start, corpus, vectors[: len(corpus)], grown, progress)
+        tree = draft.tree("grow" if hierarchy is None and wants_tree(engine, len(corpus)) else hierarchy, own)
         if not is_first_process():
             return
         if codes is not None:
             codes.take_in_shares()
-        chosen = calibration or start.shares(corpus)
-        chosen = chosen or _calibrated(corpus, start.encoder, vectors[: len(corpus)], language, codes)
-        filled = _filled_store(part.with_name(f"{part.name}-store"), corpus, vectors, long, progress)
+        chosen = calibration or start.shares(corpus) or _calibrated(corpus, start.encoder, own, language, codes)
+        store = draft.filled_store(vectors)
     with new_folder(path) as folder:
         if tree is not None:
             NumberedHierarchy(tree, np.arange(1, len(corpus) + 1)).save(folder / FOLDER)
@@ -212,107 +203,90 @@ def create_index(
             tokens_share=chosen.shares.tokens,
             shares=chosen.as_dict() if words_share is None else None,
         )
-        for file in filled.iterdir():
+        for file in store.iterdir():
             file.replace(folder / file.name)
         if codes is not None:
-            codes.folder.replace(folder / TOKENS_FOLDER)
+            codes.folder.replace(folder / manifest.folder_of("tokens"))
         manifest.write(folder)
-    del vectors  # may map a file that is deleted next
+    del vectors, own  # may map a file that is deleted next
     delete_whole(unfinished(path))
 
 
-def claim_place(path: Path, engine: str, at: str | None, *, named_by_user: bool = True) -> None:
-    """Check the engine and its address; fail if another index owns that address."""
-    check_engine(engine, at)
-    if at is not None:
-        home_of(engine).claim_place(at, path, named_by_user=named_by_user)
+class _Draft:
+    """The parts of a new index in an unfinished folder; each call continues what a killed run left."""
 
+    def __init__(self, folder: Path, start: KnownEncoder, corpus: Corpus, progress: bool) -> None:
+        self.start, self.corpus, self.progress = start, corpus, progress
+        self.long = LongDocuments(corpus, Cutter(start.encoder), progress=progress)
+        # Named after encoder and corpus, so that a run resumes only its own vectors.
+        self.place = folder / f"{start.fingerprint[:12]}-{self.long.corpus.fingerprint[:12]}"
 
-def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
-    """Fail if an index of this size needs more than the memory limit, if any."""
-    if memory is not None:
-        needs = index_needs(documents, dim, engine)
-        logger.info("%s", require_memory(needs, memory, "allow that much, or index fewer documents"))
+    def token_codes(self) -> TokenCodes | None:
+        """Return the token codes, new or continued; None if the encoder has no tokens."""
+        place = self.place.with_name(f"{self.place.name}-tokens")
+        if self.start.encoder.has_states and is_first_process() and TokenCodes.find(place) is None:
+            delete_whole(place)
+            space = TokenSpace.fit(self.start.encoder, self.corpus, progress=self.progress)
+            if space is not None:
+                TokenCodes.create(place, space)
+        wait_for_all()
+        return TokenCodes(place, process_rank()) if is_folder(place) else None
 
+    def vectors(self, known: np.ndarray | None, codes: TokenCodes | None) -> np.ndarray:
+        """Encode documents and passages; the documents' vectors may be known."""
+        corpus, encoder = self.long.corpus, self.start.encoder
+        if known is None or codes is not None:
+            with codes.filling() if codes else nullcontext() as on_tokens:
+                return encode_corpus(encoder, corpus, self.place, progress=self.progress, on_tokens=on_tokens)
+        further = corpus.only(np.arange(len(known), len(corpus)))
+        return np.concatenate([known, encode_corpus(encoder, further)]) if len(further) else known
 
-def _token_codes(place: Path, encoder: Encoder, corpus: Corpus, *, progress: bool) -> TokenCodes | None:
-    """Return the token codes that a killed run left, or start new ones."""
-    if is_first_process() and TokenCodes.find(place) is None:
-        delete_whole(place)
-        space = TokenSpace.fit(encoder, corpus, progress=progress)
-        if space is not None:
-            TokenCodes.create(place, space)
-    wait_for_all()
-    return TokenCodes(place, process_rank()) if is_token_folder(place) else None
+    def tree(self, choice: HierarchyChoice, vectors: np.ndarray) -> Hierarchy | None:
+        """Return the given tree, the trained one, or one grown now and kept."""
+        if isinstance(choice, Hierarchy):
+            if len(choice) != len(self.corpus):
+                raise InputError(f"the hierarchy is of {len(choice):,} documents, the corpus has {len(self.corpus):,}")
+            if choice.levels and choice.levels[0].centroids.shape[1] != self.start.encoder.dim:
+                raise InputError("the vectors of the hierarchy have another length than this encoder's")
+            return choice if choice.levels else None
+        trained = None if self.start.folder is None else trained_tree(self.start.folder, self.corpus)
+        if trained is not None or choice is None:
+            return trained
+        place, kept = self.place.with_name(f"{self.place.name}-tree"), None
+        with suppress(FormatError):
+            kept = Hierarchy.load(place)
+        wait_for_all()  # so that every process has looked before the first one writes
+        if kept is not None:
+            return kept
+        with working_together():
+            tree = grow_named_tree(vectors, self.corpus.texts(), self.start.encoder.device, progress=self.progress)
+        if tree is not None and is_first_process():
+            delete_whole(place)
+            tree.save(place)
+        return tree
 
-
-def checked_share(words_share: float | None) -> None:
-    """Fail if this cannot be the share of words in a hybrid search."""
-    is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
-    if words_share is not None and not (is_number and 0 <= words_share <= 1):
-        raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
-
-
-def _vectors(known: np.ndarray | None, corpus: Corpus, encoder: Encoder, place: Path, **options: Any) -> np.ndarray:
-    """Encode a corpus, except for the first documents, whose vectors may be known."""
-    if known is None:
-        return encode_corpus(encoder, corpus, place, **options)
-    further = corpus.only(np.arange(len(known), len(corpus)))
-    return np.concatenate([known, encode_corpus(encoder, further)]) if len(further) else known
-
-
-def _calibrated(
-    corpus: Corpus, encoder: Encoder, vectors: np.ndarray, language: str, codes: TokenCodes | None
-) -> Calibration:
-    """Choose how much words and tokens count, by questions cut out of the documents."""
-    space, known = (codes.space, codes.get) if codes else (None, None)
-    return calibrate_unlabeled(corpus, encoder, vectors, language, space=space, known=known)
-
-
-def _tree(
-    choice: HierarchyChoice, start: KnownEncoder, corpus: Corpus, vectors: np.ndarray, place: Path, progress: bool
-) -> Hierarchy | None:
-    """Return the given tree, the trained one, or one grown now and kept in `place`."""
-    if isinstance(choice, Hierarchy):
-        if len(choice) != len(corpus):
-            raise InputError(f"the hierarchy is of {len(choice):,} documents, the corpus has {len(corpus):,}")
-        if choice.levels and choice.levels[0].centroids.shape[1] != start.encoder.dim:
-            raise InputError("the vectors of the hierarchy have another length than this encoder's")
-        return choice if choice.levels else None
-    trained = None if start.folder is None else trained_tree(start.folder, corpus)
-    if trained is not None or choice is None:
-        return trained
-    kept = None
-    with suppress(FormatError):
-        kept = Hierarchy.load(place)
-    wait_for_all()  # so that every process has looked before the first one writes
-    if kept is not None:
-        return kept
-    with working_together():
-        tree = grow_named_tree(vectors, corpus.texts(), start.encoder.device, progress=progress)
-    if tree is not None and is_first_process():
-        delete_whole(place)
-        tree.save(place)
-    return tree
-
-
-def _filled_store(place: Path, corpus: Corpus, vectors: np.ndarray, long: LongDocuments, progress: bool) -> Path:
-    """Write the documents to a store in `place`; continue one that a killed run left."""
-    store = _begun_store(place, vectors.shape[1])
-    alone = held_alone(place, f"{place}: another process is writing the same index; wait for it")
-    with alone, progress_bar("writing", len(corpus), "documents", show=progress) as advance:
-        with store.reading() as reader:
-            done = reader.moment().documents
-        advance(done)
-        for first in range(done, len(corpus), DOCUMENTS_AT_ONCE):
-            chunk = corpus[first : first + DOCUMENTS_AT_ONCE]
-            positions = range(first, first + len(chunk))
-            with store.writing() as writer:
-                rows = _shared_rows(writer, chunk, vectors[first : first + len(chunk)])
-                writer.insert(chunk, rows, long.passages_of(positions, vectors))
-            advance(len(chunk))
-    store.close()
-    return place
+    def filled_store(self, vectors: np.ndarray) -> Path:
+        """Write the documents to a store, and return its folder."""
+        place = self.place.with_name(f"{self.place.name}-store")
+        store = _begun_store(place, vectors.shape[1])
+        alone = held_alone(place, f"{place}: another process is writing the same index; wait for it")
+        with alone, progress_bar("writing", len(self.corpus), "documents", show=self.progress) as advance:
+            with store.reading() as reader:
+                done = reader.moment().documents
+            advance(done)
+            for first in range(done, len(self.corpus), DOCUMENTS_AT_ONCE):
+                chunk = self.corpus[first : first + DOCUMENTS_AT_ONCE]
+                positions = range(first, first + len(chunk))
+                with store.writing() as writer:
+                    # Equal texts share a vector: rounding can differ between batches.
+                    texts = [document.full_text for document in chunk]
+                    rows = dict(reversed([*zip(texts, vectors[first : first + len(chunk)], strict=True)]))
+                    rows |= writer.vectors_of(texts)
+                    shared = np.stack([rows[text] for text in texts])
+                    writer.insert(chunk, shared, self.long.passages_of(positions, vectors))
+                advance(len(chunk))
+        store.close()
+        return place
 
 
 def _begun_store(place: Path, dim: int) -> Store:
@@ -329,11 +303,33 @@ def _begun_store(place: Path, dim: int) -> Store:
     return Store(place, dim)
 
 
-def _shared_rows(writer: Writer, chunk: Sequence[Document], rows: np.ndarray) -> np.ndarray:
-    """Give equal texts the same vector: rounding can differ between batches."""
-    texts = [document.full_text for document in chunk]
-    first = {text: row for row, text in reversed(list(enumerate(texts)))}
-    return shared_vectors(texts, writer.vectors_of(texts), lambda fresh: rows[[first[text] for text in fresh]])
+def claim_place(path: Path, engine: str, at: str | None, *, named_by_user: bool = True) -> None:
+    """Check the engine and its address; fail if another index owns that address."""
+    check_engine(engine, at)
+    if at is not None:
+        home_of(engine).claim_place(at, path, named_by_user=named_by_user)
+
+
+def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> None:
+    """Fail if an index of this size needs more than the memory limit, if any."""
+    if memory is not None:
+        needs = index_needs(documents, dim, engine)
+        logger.info("%s", require_memory(needs, memory, "allow that much, or index fewer documents"))
+
+
+def checked_share(words_share: float | None) -> None:
+    """Fail if this cannot be the share of words in a hybrid search."""
+    is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
+    if words_share is not None and not (is_number and 0 <= words_share <= 1):
+        raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
+
+
+def _calibrated(
+    corpus: Corpus, encoder: Encoder, vectors: np.ndarray, language: str, codes: TokenCodes | None
+) -> Calibration:
+    """Choose how much words and tokens count, by questions cut out of the documents."""
+    space, known = (codes.space, codes.get) if codes else (None, None)
+    return calibrate_unlabeled(corpus, encoder, vectors, language, space=space, known=known)
 
 
 # ------------------------------------------------------------------------------------------------- another encoder
@@ -424,7 +420,7 @@ def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndar
         if tree is not None:
             NumberedHierarchy(tree, numbers).save(index_folder / f"{FOLDER}{suffix}")
         if space is not None and Manifest.read(index_folder, writer).engine not in ELSEWHERE:
-            TokenCodes.create(token_folder(index_folder, suffix), space)
+            TokenCodes.create(index_folder / f"tokens{suffix}", space)
         chosen = start.shares(corpus) or Calibration(usual_shares(start.encoder))
         other = StandbyEncoder(
             was_in_force=False,
@@ -448,7 +444,7 @@ class _Reindexing:
         self.other = other
         self.folder = store.path.parent
         carried = IndexEncoder(self.folder, other)
-        self._encoder, self._codes = carried.encoder(), TokenCodes.find(token_folder(self.folder, other.suffix))
+        self._encoder, self._codes = carried.encoder(), TokenCodes.find(self.folder / other.folder_of("tokens"))
         self._encode, self._cutter = partial(encode_keeping_tokens, carried, self._codes), Cutter(self._encoder)
 
     def finish(self, progress: bool, *, calibrates: bool = False) -> Manifest:
@@ -505,7 +501,7 @@ class _Reindexing:
         """Grow a tree of the new vectors, if the index has one and the model does not."""
         if self.other.hierarchy is not None or Manifest.read(self.folder).hierarchy is None:
             return
-        name: str | None = f"{FOLDER}{self.other.suffix}"
+        name: str | None = self.other.folder_of(FOLDER)
         if not is_folder(self.folder / str(name)):
             with self.store.reading_standby(self.other.dim) as reader:
                 name = grow_tree(self.folder, str(name), reader)
@@ -614,7 +610,7 @@ def _give_up_earlier(state: IndexState) -> None:
 
 def _rebuild_tokens(state: IndexState, writer: Writer, wanted: bool | None, progress: bool) -> None:
     """Make or delete tokens as `wanted`; if None, drop only those of deleted texts."""
-    folder = token_folder(state.path, state.manifest.suffix)
+    folder = state.path / state.manifest.folder_of("tokens")
     if wanted is None:
         if (codes := TokenCodes.find(folder)) is not None:
             codes.keep_only(writer)

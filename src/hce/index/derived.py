@@ -132,7 +132,7 @@ class LocalPart(Part[Held]):
     @property
     def folder(self) -> Path:
         """The folder of the snapshots; each encoder has its own."""
-        return self.store.path.parent / f"{self.folder_name}{self.manifest.suffix}"
+        return self.store.path.parent / self.manifest.folder_of(self.folder_name)
 
     @contextmanager
     def lend(self, reader: Reader) -> Iterator[Held]:

@@ -124,7 +124,7 @@ def drift_of(
         return Drift("unknown", ("the index has no tree to compare with; index with a trained model to get one",))
     numbers = reader.numbers()
     last = manifest.documents if manifest.familiar is None else manifest.familiar
-    trained = ModelFacts.find(encoder.index_folder / f"{IN_AN_INDEX}{manifest.suffix}")
+    trained = ModelFacts.find(encoder.index_folder / manifest.folder_of(IN_AN_INDEX))
     held_out = [number for number, _ in reader.present(trained.held_out if trained else []).values() if number <= last]
 
     def texts(rows: np.ndarray) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, overload
 
 import numpy as np
 
+from hce.contained import is_folder
 from hce.data.corpus import Corpus
 from hce.data.text import Document
 from hce.encoding.encoder import Encoder
@@ -34,7 +35,6 @@ from hce.index.ranking import (
 )
 from hce.index.state import IndexState, ReindexedError
 from hce.index.store import FacetCount, MomentPassedError, Writer
-from hce.index.token_codes import is_token_folder, token_folder
 from hce.index.tree import NumberedHierarchy
 from hce.index.writing import checked, chunks_of, without_unchanged
 from hce.progress import Advance, bars_shown, progress_bar
@@ -554,7 +554,7 @@ class Index:
             bytes=size_on_disk(self.path),
             reindexing=standby.encoder if standby and not standby.was_in_force else None,
             earlier=standby.encoder if standby and standby.was_in_force else None,
-            tokens=manifest.engine not in ELSEWHERE and is_token_folder(token_folder(self.path, manifest.suffix)),
+            tokens=manifest.engine not in ELSEWHERE and is_folder(self.path / manifest.folder_of("tokens")),
             recall=facts.get("recall"),
             rescored=facts.get("rescored"),
             **{name: getattr(manifest, name) for name in OF_MANIFEST},

@@ -68,6 +68,10 @@ class EncoderFacts:
         """The suffix of all folders that belong to the encoder."""
         return self.encoder_folder.removeprefix("encoder")
 
+    def folder_of(self, kind: str) -> str:
+        """Return the name of the encoder's folder of a kind, one of `FOLDERS`."""
+        return f"{kind}{self.suffix}"
+
     def soundness(self) -> dict[str, bool]:
         """Return for each field whether its value is valid."""
         return {
@@ -152,10 +156,10 @@ class Manifest(EncoderFacts):
     def folders(self) -> set[str]:
         """Return the names of all folders that the index uses."""
         other = self.standby()
-        named = {f"{kind}{self.suffix}" for kind in FOLDERS if kind != "hierarchy"} | {str(self.hierarchy)}
+        named = {self.folder_of(kind) for kind in FOLDERS if kind != "hierarchy"} | {str(self.hierarchy)}
         if other is None:
             return named
-        return named | {f"{kind}{other.suffix}" for kind in FOLDERS} | {str(other.hierarchy)}
+        return named | {other.folder_of(kind) for kind in FOLDERS} | {str(other.hierarchy)}
 
     def with_active(self, other: StandbyEncoder) -> Manifest:
         """Return this manifest with another active encoder."""

@@ -32,7 +32,7 @@ from hce.index.filters import Filter
 from hce.index.manifest import MANIFEST_FILE, Manifest, StandbyEncoder, file_stamp, file_stamps
 from hce.index.ranking import Hit, SearchMode, check_k, check_mode, find_hits, with_matched, with_paths
 from hce.index.store import Entry, MomentPassedError, Reader, Store, Writer, heed_forks
-from hce.index.token_codes import TokenCodes, encode_keeping_tokens, token_folder
+from hce.index.token_codes import TokenCodes, encode_keeping_tokens
 from hce.index.tree import NumberedHierarchy, load_tree
 from hce.index.writing import Cutter, insert_documents
 from hce.progress import Advance, check_deadline
@@ -54,8 +54,7 @@ class IndexEncoder:
     def __init__(self, index_folder: Path, described: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
         self.index_folder = index_folder
         self.fingerprint = described.fingerprint  # known without loading it
-        self.suffix = described.suffix  # ends the names of the encoder's folders
-        self._known = described
+        self.facts = described
         self._encoder = given
         self._lock = Lock()
         heed_forks(self)
@@ -76,13 +75,13 @@ class IndexEncoder:
 
     def _loaded(self) -> Encoder:
         if self._encoder is None:
-            folder = self.index_folder / self._known.encoder_folder
+            folder = self.index_folder / self.facts.encoder_folder
             check_tree(folder, self.index_folder)
             encoder = Encoder.load(folder)
             # Hashing the weights takes longer than loading them, so skip it for files that nobody touched.
-            if file_stamps(folder) != self._known.encoder_files and encoder.fingerprint != self._known.fingerprint:
+            if file_stamps(folder) != self.facts.encoder_files and encoder.fingerprint != self.facts.fingerprint:
                 raise FormatError(
-                    f"{folder} is not the encoder that made this index's vectors ({self._known.encoder}); "
+                    f"{folder} is not the encoder that made this index's vectors ({self.facts.encoder}); "
                     "put that one back or index again"
                 )
             self._encoder = encoder
@@ -113,7 +112,7 @@ class IndexState:
         self.for_documents = self.for_queries if encoder else IndexEncoder(path, self.manifest)
         self.store = Store(path, self.manifest.dim)
         self.derived = Derived(self.store, self.manifest)
-        self._codes: dict[str, TokenCodes | None] = {}  # by the suffix of the encoder's folders
+        self._codes: dict[str, TokenCodes | None] = {}  # by the name of the encoder's folder
         self._cutter: Cutter | None = None
         self._last_query: tuple[IndexEncoder, str, np.ndarray] | None = None  # its encoder, text and vector
         self._stamp: tuple[int, int] | None = None  # of the manifest's file; None if the manifest may be outdated
@@ -213,10 +212,10 @@ class IndexState:
         """Return the token codes kept for an encoder; None if none are kept."""
         if self.manifest.engine in ELSEWHERE:  # its readers on other machines would not have them
             return None
-        known = self._codes
-        if encoder.suffix not in known:
-            known[encoder.suffix] = TokenCodes.find(token_folder(self.path, encoder.suffix))
-        return known[encoder.suffix]
+        known, name = self._codes, encoder.facts.encoder_folder
+        if name not in known:
+            known[name] = TokenCodes.find(encoder.index_folder / encoder.facts.folder_of("tokens"))
+        return known[name]
 
     def search(
         self,

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "tokens"
 SPACE_FILE = "space.safetensors"
 SCHEMA = "CREATE TABLE IF NOT EXISTS codes (content INTEGER PRIMARY KEY, codes BLOB NOT NULL)"
 TEXTS_AT_ONCE = 1024
@@ -61,7 +60,7 @@ class TokenCodes:
     @classmethod
     def find(cls, folder: Path) -> TokenCodes | None:
         """Return the codes in a folder; None if it is missing or its space is damaged."""
-        found = cls(folder) if is_token_folder(folder) else None
+        found = cls(folder) if is_file(folder / SPACE_FILE) else None
         try:
             return found if found and found.space else None
         except FormatError as error:
@@ -234,16 +233,6 @@ class TokenCodes:
         except sqlite3.Error as error:
             return f"{self.folder.name}/{self.file.name} is damaged ({error})"
         return f"the tokens of {damaged:,} texts are not as they were written" if damaged else None
-
-
-def token_folder(index_folder: Path, suffix: str) -> Path:
-    """Return the folder of an encoder's tokens, by the suffix of its folders."""
-    return index_folder / f"{FOLDER}{suffix}"
-
-
-def is_token_folder(folder: Path) -> bool:
-    """Return whether a folder holds a space of tokens, without importing torch."""
-    return is_file(folder / SPACE_FILE)
 
 
 def encode_keeping_tokens(encoder: IndexEncoder, codes: TokenCodes | None, texts: list[str]) -> np.ndarray:

@@ -468,7 +468,7 @@ def status(
         tree_nodes=site.tree.node_counts,
         drift=state and replace(state, reasons=tuple(map(site.shown, state.reasons))),
         untrained=site.readiness(),
-        training=read_training(index.path / f"{IN_AN_INDEX}{index.state.manifest.suffix}"),
+        training=read_training(index.path / index.state.manifest.folder_of(IN_AN_INDEX)),
         writable=site.rules.writable,
         needs_token=site.rules.token is not None,
         version=__version__,
