@@ -22,7 +22,7 @@ HOUSES = {"hce": Path(hce.__file__).parent, "hce_lab": Path(hce_lab.__file__).pa
 
 # From the top down; modules of `hce` itself that every package needs come first, those that need every package last.
 PRODUCT = [
-    *("_version", "errors", "progress", "contained", "files", "memory", "processes"),
+    *("_version", "errors", "progress", "files", "memory", "processes"),
     *("data", "encoding", "tree", "search", "evaluation", "training", "index", "milvus"),
     *("pages", "web", "integrations"),
     *("demo", "commands", "cli", "__main__"),

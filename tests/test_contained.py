@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hce import contained
-from hce.contained import (
+from hce import files
+from hce.errors import FormatError, OutsideError
+from hce.files import (
     check_tree,
     delete_file,
     delete_folder,
@@ -22,7 +23,6 @@ from hce.contained import (
     plain_path,
     read_bytes,
 )
-from hce.errors import FormatError, OutsideError
 from hce.index.index import Index
 
 
@@ -134,7 +134,7 @@ def test_a_tree_is_refused_for_anything_in_it(index, photos, kind):
 def test_a_file_that_is_too_large_is_not_read(index, monkeypatch):
     """The size is looked at before anything is read."""
     with (index / "manifest.json").open("wb") as file:
-        file.truncate(contained.MOST_TEXT + 1)  # a hole: it takes no room
+        file.truncate(files.MOST_TEXT + 1)  # a hole: it takes no room
     with pytest.raises(FormatError, match=r"damaged \(134,217,729 bytes"):
         read_bytes(index / "manifest.json", index)
     with pytest.raises(FormatError, match=r"damaged \(134,217,729 bytes"):

@@ -13,7 +13,6 @@ import pytest
 from safetensors import SafetensorError
 
 from hce import files
-from hce.contained import read_json_value
 from hce.errors import FormatError, InputError
 from hce.files import (
     checked_fields,
@@ -23,6 +22,7 @@ from hce.files import (
     open_text,
     other_identity,
     read_json,
+    read_json_value,
     sync_folder,
     unfinished,
     write_json,
@@ -427,15 +427,16 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path):
 
 
 def test_a_neighbour_that_was_taken_for_stale_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
-    lock, taken = files._lock, []
+    made_and_locked, taken = files._made_and_locked, []
 
-    def late(path):
+    def and_taken(make):
+        path = make()
         if not taken:
             taken.append(path)
             files.delete_stale([path])
-        return lock(path)
+        return path
 
-    monkeypatch.setattr(files, "_lock", late)
+    monkeypatch.setattr(files, "_made_and_locked", lambda make: made_and_locked(lambda: and_taken(make)))
     with new_folder(tmp_path / "folder") as folder:
         (folder / "a").write_text("x")
     assert len(taken) == 1

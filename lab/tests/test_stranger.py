@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hce.contained import require_inside
 from hce.errors import OutsideError
+from hce.files import require_inside
 from hce.index.index import Index
 from hce.index.store import require_own_files
 from hce_lab.benchmarks.torture import children, strangers

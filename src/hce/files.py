@@ -1,4 +1,10 @@
-"""Atomic writes of files and folders, unfinished work, locks and checksums.
+"""Files and folders: safe reading of a stranger's, atomic writes, locks, checksums, and mapped arrays.
+
+An index or a model may come from a stranger. Nothing outside its folder is opened, listed or deleted. Its own path may
+be a link. A link, a pipe or a device inside it raises OutsideError. Our readers open files with `open_file` or
+`read_bytes`. A library that opens paths itself gets a `plain_path`, or a folder that passed `check_tree`. transformers
+and sentence-transformers open any path that a setting names, such as `tokenizer_file`, so call `require_inside` on a
+model's folder first. Delete with `delete_file` or `delete_folder`.
 
 A file or folder is written under a temporary name next to its final one, flushed to disk, then renamed. The writer
 locks it meanwhile. The next write of the same name deletes temporary files without a lock: their writer was killed.
@@ -10,10 +16,12 @@ CRC-32 finds every flipped bit and every burst of up to 32 bits, and misses othe
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
 import logging
+import math
 import mmap
 import os
 import re
@@ -29,11 +37,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import reduce
 from pathlib import Path
 from types import UnionType
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hce.contained import CHECKSUMS as CHECKSUMS
-from hce.contained import check_tree, is_file, names_in, open_file, plain_path, read_json_value
-from hce.errors import FormatError, HceError, InputError, one_line, system_reason
+from hce.errors import FormatError, HceError, InputError, OutsideError, one_line, system_reason
 from hce.progress import Advance, every
 
 if TYPE_CHECKING:
@@ -47,10 +53,30 @@ except ImportError:  # Windows
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)  # the temporary name of a write
-SEAL = "checksum"
+CHECKSUMS = "checksums.json"
 LEFT_OUT = {CHECKSUMS, "README.md"}  # users may edit the README
+SEAL = "checksum"
+LEFTOVER = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial", re.DOTALL)  # the temporary name of a write
+# Names of files that hce and tantivy write into an index without listing them in a `checksums.json`.
+OWN_FILE = re.compile(
+    r"(checksums|snapshot|manifest|labels|meta|\.managed)\.json|(arrays|hierarchy|space)\.safetensors|[a-z0-9_]+\.npy"
+    r"|[0-9a-f]{32}\.[a-z.]+|\.tantivy-[a-z]+\.lock|\.?codes-[0-9a-f]{8}(-[0-9]+)?\.sqlite(-journal|\.partial)?"
+)
+
+MOST_TEXT = 128 << 20  # bytes of a JSON or text file; these are read into memory at once
+TEXTS = (".json", ".txt", ".jinja", ".model")  # files of a model that libraries read into memory at once
 BYTES_AT_ONCE = 1 << 22
+
+NOT_SETTINGS = ("tokenizer.json", "vocab.json", "words.json", CHECKSUMS, "hce.json", "labels.json")  # data only
+NAMES_A_FILE = re.compile(r".*(file|path|folder|dir)s?")
+ONLY_SHOWN = ("_name_or_path", "name_or_path")  # a model's origin; no library opens these
+
+# Without O_NONBLOCK, opening a pipe that has no writer would hang. Windows has none of these flags.
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | NO_LINK
+
+KINDS = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}
+KINDS |= {stat.S_IFBLK: "a device", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
 
 HELD = 1 << 30  # bytes of vectors kept in memory; more are read from a file
 PIECE = 1 << 16  # bytes written at once to a file that will be mapped
@@ -58,7 +84,324 @@ SECONDS_BETWEEN_RELEASES = 0.1  # in this time a process reads less than a gigab
 _released: list[mmap.mmap] = []  # the files of the active `released` blocks
 
 
-# ------------------------------------------------------------------------------------------------- files
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def open_file(path: str | Path, within: str | Path | None = None, *, most: float = math.inf) -> BinaryIO:
+    """Open a regular file for reading, along a path without links.
+
+    `within` is the folder of the index or model, by default the file's folder; its own path may be a link. Anything but
+    a regular file raises OutsideError, and a file of more than `most` bytes FormatError.
+    """
+    path = Path(path)
+    _check_size(path, _require_plain(path, within, stat.S_ISREG), most)
+    try:
+        descriptor = _opened(path, within)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):  # replaced since the check above
+            raise _outside(path, stat.S_IFLNK) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _outside(path, 0)
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: str | Path, within: str | Path | None = None) -> bytes:
+    """Read all of a regular file, opened with `open_file`."""
+    with open_file(path, within, most=MOST_TEXT) as file:
+        content = file.read(MOST_TEXT + 1)
+    if len(content) > MOST_TEXT:  # the file grew since its size was checked
+        raise FormatError(f"{path}: damaged (more than {MOST_TEXT:,} bytes)")
+    return content
+
+
+def read_json_value(path: str | Path) -> Any:
+    """Read a JSON value, with None for NaN and infinity."""
+    try:
+        return json.loads(read_bytes(path).decode(), parse_constant=lambda name: None)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: damaged ({str(error) or type(error).__name__})") from error
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object that `write_json` wrote; FormatError if it is damaged."""
+    value = read_json_value(path)
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: damaged (a JSON {type(value).__name__} where an object should be)")
+    return value
+
+
+def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = ()) -> T:
+    """Check JSON values by type, and make a dataclass or a named tuple of them.
+
+    Names that `kind` does not have are skipped. `read_json` reads NaN as None, so fields in `may_be_nan` accept None. A
+    wrong type raises FormatError; the caller adds the file's name.
+    """
+    if not isinstance(values, dict):
+        raise FormatError(f"a {type(values).__name__} where an object should be")
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in values}
+    for name, hint in hints.items():
+        if not _fits(values[name], hint, name in may_be_nan):
+            raise FormatError(f"{name!r} has a wrong value: {reprlib.repr(values[name])}")
+    try:
+        return kind(**{name: values[name] for name in hints})
+    except TypeError as error:  # its message names the missing fields
+        raise FormatError(one_line(error)) from error
+
+
+def _fits(value: Any, hint: Any, may_be_nan: bool) -> bool:
+    """Return whether a JSON value has a type."""
+    origin, of = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each, may_be_nan) for each in of)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(each, of[1], may_be_nan) for each in value.values())
+    if origin in (list, tuple):
+        return isinstance(value, origin) and all(_fits(each, of[0], may_be_nan) for each in value)
+    if hint is Any or isinstance(value, bool):
+        return hint in (Any, bool)
+    return isinstance(value, (int, float) if hint is float else hint) or (
+        may_be_nan and hint is float and value is None
+    )
+
+
+def plain_path(path: str | Path, within: str | Path | None = None) -> Path:
+    """Return a path for a library to open; OutsideError unless regular or missing."""
+    is_file(path, within)
+    return Path(path)
+
+
+def is_file(path: str | Path, within: str | Path | None = None) -> bool:
+    """Return whether a regular file exists; OutsideError for anything else there."""
+    return _found(Path(path), within, stat.S_ISREG)
+
+
+def is_folder(path: str | Path, within: str | Path | None = None) -> bool:
+    """Return whether a folder exists; OutsideError for anything else there."""
+    return _found(Path(path), within, stat.S_ISDIR)
+
+
+def names_in(folder: str | Path, within: str | Path | None = None) -> list[str]:
+    """Return the sorted names in a folder; an empty list if it does not exist."""
+    if within is None or is_folder(folder, within):
+        with suppress(FileNotFoundError):
+            return sorted(path.name for path in Path(folder).iterdir())
+    return []
+
+
+def check_tree(folder: str | Path, within: str | Path | None = None) -> dict[str, os.stat_result]:
+    """Return the status of all files below a folder, sorted by name; fail unless all are regular.
+
+    A link, a pipe or a device raises OutsideError; without `within`, the folder itself may be a link. A text file of
+    more than `MOST_TEXT` bytes raises FormatError. Files that others delete meanwhile are left out.
+    """
+    folder, files = Path(folder), {}
+    if within is not None and not is_folder(folder, within):
+        return {}
+    for place, folders, names in os.walk(folder, onerror=_raise_unless_missing):
+        for path in (Path(place, name) for name in sorted((*folders, *names))):
+            with suppress(FileNotFoundError):
+                found = path.lstat()
+                if stat.S_ISDIR(found.st_mode):
+                    continue
+                if stat.S_ISLNK(found.st_mode) and _is_of_hub(path):
+                    found = path.stat()
+                if not stat.S_ISREG(found.st_mode):
+                    raise _outside(path, found.st_mode)
+                _check_size(path, found, MOST_TEXT if path.suffix in TEXTS else math.inf)
+                files[path] = found
+    return {path.relative_to(folder).as_posix(): files[path] for path in sorted(files)}
+
+
+def require_inside(folder: Path) -> None:
+    """Raise OutsideError if a model has links, or a setting names a file elsewhere."""
+    for name in check_tree(folder):
+        path = folder / name
+        if path.suffix != ".json" or path.name in NOT_SETTINGS:
+            continue
+        for key, value in _named_files(read_json_value(path)):
+            # Libraries resolve names of `…_file` settings from the current folder too.
+            bases = (path.parent, Path.cwd()) if key.endswith("_file") else (path.parent,)
+            found = [base / value for base in bases if os.path.lexists(base / value)]
+            if any(not each.resolve().is_relative_to(folder.resolve()) for each in found):
+                raise OutsideError(
+                    f"{path}: {key!r} is {value!r}, which is not in {folder}; hce opens no other file for a model: "
+                    "remove the setting, or put a copy of the file there"
+                )
+
+
+def _named_files(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the settings that name files, at any depth, with their values."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _named_files(each, "weight_file" if key == "weight_map" else name)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _named_files(each, key)
+    elif isinstance(value, str) and NAMES_A_FILE.fullmatch(key) and key not in ONLY_SHOWN:
+        yield key, value
+
+
+def _require_plain(path: Path, within: str | Path | None, is_wanted: Callable[[int], bool]) -> os.stat_result:
+    """Return the status of a path that goes through real folders only."""
+    place = path.parent if within is None else Path(within)
+    names = path.relative_to(place).parts
+    if ".." in names:
+        raise _outside(path, "outside of it")
+    for name in names[:-1]:
+        place /= name
+        above = place.lstat()
+        if not stat.S_ISDIR(above.st_mode):
+            raise _outside(place, above.st_mode)
+    found = path.lstat() if names else path.stat()
+    if stat.S_ISLNK(found.st_mode) and _is_of_hub(path):
+        found = path.stat()
+    if not is_wanted(found.st_mode):
+        raise _outside(path, found.st_mode)
+    return found
+
+
+def _found(path: Path, within: str | Path | None, is_wanted: Callable[[int], bool]) -> bool:
+    try:
+        _require_plain(path, within, is_wanted)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _opened(path: Path, within: str | Path | None) -> int:
+    """Open a file folder by folder from the root, following no link.
+
+    If the path were opened in one step, a folder replaced by a link after the check would be followed.
+    """
+    root = path.parent if within is None else Path(within)
+    if path.is_symlink() and _is_of_hub(path):
+        return os.open(os.path.realpath(path), READ)
+    if os.open not in os.supports_dir_fd:
+        return os.open(path, READ)
+    *above, last = path.relative_to(root).parts
+    place = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in above:
+            below = os.open(name, READ | os.O_DIRECTORY, dir_fd=place)
+            os.close(place)
+            place = below
+        return os.open(last, READ, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+def _is_of_hub(path: Path) -> bool:
+    """Return whether a link stays in the hub's cache: from snapshots/ into blobs/."""
+    target, folder = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
+    blobs = target.parent
+    return blobs.name == "blobs" and folder.is_relative_to(blobs.parent / "snapshots") and target.is_file()
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _check_size(path: Path, found: os.stat_result, most: float) -> None:
+    if found.st_size > most:
+        raise FormatError(f"{path}: damaged ({found.st_size:,} bytes, where at most {most:,} are expected)")
+
+
+def _outside(path: Path, kind: int | str) -> OutsideError:
+    """Make the error for a path; `kind` is its file mode, or a description."""
+    if not isinstance(kind, str):
+        kind = KINDS.get(stat.S_IFMT(kind), "no regular file")
+    why = "hce opens nothing outside of an index or a model"
+    if kind in ("a file", "a folder"):
+        why = f"hce expects {'a folder' if kind == 'a file' else 'a file'} there"
+    return OutsideError(f"{path} is {kind}, and {why}; delete it, or replace it with the right file or folder")
+
+
+# ------------------------------------------------------------------------------------------------- deleting
+
+
+def delete_file(path: str | Path, within: str | Path | None = None) -> None:
+    """Delete a regular file, if it exists; OutsideError for anything else there."""
+    if is_file(path, within):
+        Path(path).unlink(missing_ok=True)
+
+
+def delete_folder(path: str | Path, within: str | Path | None = None) -> bool:
+    """Delete a folder if hce wrote everything in it; return whether it is gone.
+
+    A file is hce's if a `checksums.json` in the folder lists it, or if it has a name that hce gives (`OWN_FILE`).
+    """
+    path = Path(path)
+    if not is_folder(path, within):
+        return True
+    strange = _strange(path)
+    if strange is not None:
+        logger.warning("%s was not deleted (%s); move your own files out, then delete the folder", path, strange)
+        return False
+    hidden = _hidden(path)  # after a kill, the next write deletes it
+    with suppress(OSError):  # another process was faster, or there is no permission
+        path.replace(hidden)
+        _delete(hidden)
+    return not os.path.lexists(path)
+
+
+def _strange(folder: Path) -> str | None:
+    """Return why hce may not delete a folder; None if it wrote everything in it."""
+    try:
+        files, device = check_tree(folder), folder.stat().st_dev
+    except (OutsideError, FormatError, OSError) as error:
+        return str(error)
+    own: set[str] = {name for name in files if OWN_FILE.fullmatch(Path(name).name)}
+    for path in [Path(name) for name in own if Path(name).name == CHECKSUMS]:
+        with suppress(HceError, TypeError, ValueError):  # a damaged checksums.json lists nothing
+            own |= {(path.parent / each).as_posix() for each in dict(read_json_value(folder / path))}
+    strange = (name for name, found in files.items() if name not in own or found.st_dev != device)
+    return next((f"it contains {name}, which hce did not write" for name in strange), None)
+
+
+def delete_whole(path: Path) -> None:
+    """Delete a folder; after a kill it is complete, or hidden as a leftover."""
+    with suppress(OSError):
+        path.replace(_hidden(path))
+        sync_folder(path.parent)
+    delete_leftovers(path.parent, path.name)
+
+
+def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = None) -> None:
+    """Delete temporary files of killed writes, of one name or of all."""
+    found = ((name, LEFTOVER.fullmatch(name)) for name in names_in(folder, within))
+    delete_stale([folder / name for name, match in found if match and of in (None, match[1])])
+
+
+def delete_stale(leftovers: Iterable[Path]) -> None:
+    """Delete this user's files and folders that no living process locks."""
+    for path in leftovers if fcntl else ():
+        with suppress(OSError):  # locked, another user's, or deleted meanwhile
+            lock = os.open(path, os.O_RDONLY | NO_LINK)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    _delete(path)
+            finally:
+                os.close(lock)
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------------- writing
 
 
 @contextmanager
@@ -71,12 +414,27 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
         if path.exists() and not path.is_file():  # a rename would replace /dev/null and break the machine
             raise InputError(f"{path}: is a device or a pipe; give the name of a file")
         text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-        with _neighbour(path, lambda temporary: temporary.touch(exist_ok=False)) as temporary:
+        with _neighbor(path, lambda temporary: temporary.touch(exist_ok=False)) as temporary:
             with temporary.open(mode, **text) as file:  # type: ignore[call-overload]
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
+            sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` on success."""
+    path = Path(path).absolute()  # "." has no name for a temporary one to begin with
+    require_new(path)
+    with writing_to(path):
+        make_folder(path.parent)
+        with _neighbor(path, Path.mkdir) as temporary:
+            mode = temporary.stat().st_mode
+            yield temporary
+            _sync_tree(temporary, mode)
+            temporary.replace(path)  # replaces an empty folder, fails on a full one
             sync_folder(path.parent)
 
 
@@ -116,51 +474,6 @@ def write_json(path: str | Path, value: Any) -> None:
         file.write(text.encode("utf-8", "backslashreplace"))  # file names need not be valid Unicode
 
 
-def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a JSON object that `write_json` wrote; FormatError if it is damaged."""
-    value = read_json_value(path)
-    if not isinstance(value, dict):
-        raise FormatError(f"{path}: damaged (a JSON {type(value).__name__} where an object should be)")
-    return value
-
-
-def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = ()) -> T:
-    """Check JSON values by type, and make a dataclass or a named tuple of them.
-
-    Names that `kind` does not have are skipped. `read_json` reads NaN as None, so fields in `may_be_nan` accept None. A
-    wrong type raises FormatError; the caller adds the file's name.
-    """
-    if not isinstance(values, dict):
-        raise FormatError(f"a {type(values).__name__} where an object should be")
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in values}
-    for name, hint in hints.items():
-        if not _fits(values[name], hint, name in may_be_nan):
-            raise FormatError(f"{name!r} has a wrong value: {reprlib.repr(values[name])}")
-    try:
-        return kind(**{name: values[name] for name in hints})
-    except TypeError as error:  # its message names the missing fields
-        raise FormatError(one_line(error)) from error
-
-
-def _fits(value: Any, hint: Any, may_be_nan: bool) -> bool:
-    """Return whether a JSON value has a type."""
-    origin, of = get_origin(hint), get_args(hint)
-    if hint is Any or (value is None and hint is float and may_be_nan):
-        return True
-    if origin in (Union, UnionType):
-        return any(_fits(value, each, may_be_nan) for each in of)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(each, of[1], may_be_nan) for each in value.values())
-    if origin in (list, tuple):
-        return isinstance(value, origin) and all(_fits(each, of[0], may_be_nan) for each in value)
-    if isinstance(value, bool) or hint is bool:
-        return isinstance(value, bool) and hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)
-
-
-# ------------------------------------------------------------------------------------------------- folders
-
-
 def require_parent(output: Path) -> None:
     """Raise InputError for an output under a folder that does not exist."""
     if not output.absolute().parent.is_dir():
@@ -185,50 +498,12 @@ def require_free(output: str | Path, resume: bool) -> None:
         raise InputError(f"{unfinished(output)} holds an unfinished run: add --resume to continue it, or delete it")
 
 
-@contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` on success."""
-    path = Path(path).absolute()  # "." has no name for a temporary one to begin with
-    require_new(path)
-    with writing_to(path):
-        make_folder(path.parent)
-        with _neighbour(path, Path.mkdir) as temporary:
-            mode = temporary.stat().st_mode
-            yield temporary
-            _sync_tree(temporary, mode)
-            temporary.replace(path)  # replaces an empty folder, fails on a full one
-            sync_folder(path.parent)
-
-
 def make_folder(folder: Path) -> None:
     """Make a folder and its missing parents, and sync their names to disk."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
         sync_folder(each.parent)
-
-
-def delete_whole(path: Path) -> None:
-    """Delete a folder; after a kill it is complete, or hidden as a leftover."""
-    with suppress(OSError):
-        path.replace(_hidden(path))
-        sync_folder(path.parent)
-    delete_leftovers(path.parent, path.name)
-
-
-class ScratchFolder:
-    """A temporary folder, deleted with this object.
-
-    A forked process does not delete it. After a kill, the next scratch folder with this prefix deletes it.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        delete_stale(Path(tempfile.gettempdir()).glob(f"{prefix}*"))
-        lock = None
-        while lock is None:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix))
-            lock = _lock(self.path)
-        weakref.finalize(self, _delete_own, self.path, lock, os.getpid())
 
 
 def unfinished(output: str | Path) -> Path:
@@ -242,13 +517,62 @@ def other_identity(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str |
     return next((name for name in wanted if found.get(name) != wanted[name]), None)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable; Windows journals renames by default."""
-    if os.name == "posix":
-        _sync(folder)
+class ScratchFolder:
+    """A temporary folder, deleted with this object.
+
+    A forked process does not delete it. After a kill, the next scratch folder with this prefix deletes it.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        delete_stale(Path(tempfile.gettempdir()).glob(f"{prefix}*"))
+        self.path, lock = _made_and_locked(lambda: Path(tempfile.mkdtemp(prefix=prefix)))
+        weakref.finalize(self, _delete_own, self.path, lock, os.getpid())
 
 
-# ------------------------------------------------------------------------------------------------- locks
+def _delete_own(path: Path, lock: int, process: int) -> None:
+    """Delete a folder, unless this is a fork of the owner's process."""
+    if os.getpid() == process:
+        _delete(path)
+    if lock >= 0:
+        os.close(lock)
+
+
+@contextmanager
+def _neighbor(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """Make a temporary file or folder next to `path`, and lock it in this block."""
+
+    def made() -> Path:
+        temporary = _hidden(path)
+        make(temporary)
+        return temporary
+
+    delete_leftovers(path.parent, path.name)
+    temporary, lock = _made_and_locked(made)
+    try:
+        yield temporary
+    except BaseException as error:
+        _delete(temporary)
+        if isinstance(error, HceError):  # users know only the final name
+            error.args = (str(error).replace(str(temporary), str(path)),)
+        raise
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _made_and_locked(make: Callable[[], Path]) -> tuple[Path, int]:
+    """Make a path and lock it; −1 on a system without locks."""
+    while True:
+        path = make()
+        if fcntl is None:
+            return path, -1
+        with suppress(FileNotFoundError):  # `delete_stale` locked the path first, and deleted it: make another
+            lock = os.open(path, os.O_RDONLY)
+            with suppress(OSError):  # no locks here: `delete_stale` cannot lock it either, so it deletes nothing
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.lexists(path):
+                return path, lock
+            os.close(lock)
 
 
 @contextmanager
@@ -269,82 +593,10 @@ def held_alone(folder: Path, refusal: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def _neighbour(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """Make a temporary file or folder next to `path`, and lock it in this block."""
-    delete_leftovers(path.parent, path.name)
-    lock = None
-    while lock is None:
-        temporary = _hidden(path)
-        make(temporary)
-        lock = _lock(temporary)
-    try:
-        yield temporary
-    except BaseException as error:
-        _delete(temporary)
-        if isinstance(error, HceError):  # users know only the final name
-            error.args = (str(error).replace(str(temporary), str(path)),)
-        raise
-    finally:
-        if lock >= 0:
-            os.close(lock)
-
-
-def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = None) -> None:
-    """Delete temporary files of killed writes, of one name or of all."""
-    found = ((name, LEFTOVER.fullmatch(name)) for name in names_in(folder, within))
-    delete_stale([folder / name for name, match in found if match and of in (None, match[1])])
-
-
-def delete_stale(leftovers: Iterable[Path]) -> None:
-    """Delete this user's files and folders that no living process locks."""
-    if fcntl is None:
-        return
-    for path in leftovers:
-        with suppress(OSError):  # locked, another user's, or deleted meanwhile
-            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.geteuid():
-                    _delete(path)
-            finally:
-                os.close(lock)
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a path; None if it was deleted meanwhile, −1 on a system without locks."""
-    if fcntl is None:
-        return -1
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    with suppress(OSError):  # no locks here: `delete_stale` cannot lock it either, so it deletes nothing
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    # `delete_stale` may have held the lock first and deleted the path: the caller then makes another.
-    if os.path.lexists(path):
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
-def _hidden(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _delete_own(path: Path, lock: int, process: int) -> None:
-    """Delete a folder, unless this is a fork of the owner's process."""
-    if os.getpid() == process:
-        _delete(path)
-    if lock >= 0:
-        os.close(lock)
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable; Windows journals renames by default."""
+    if os.name == "posix":
+        _sync(folder)
 
 
 def _sync_tree(folder: Path, mode: int) -> None:
@@ -419,13 +671,6 @@ def unsealed(values: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
     return rest, values[SEAL] == sealed(rest)[SEAL] if SEAL in values else None
 
 
-class KeptArrays(NamedTuple):
-    """Arrays from a cache file, in the order requested, and the facts saved with them."""
-
-    arrays: list[np.ndarray]
-    facts: dict[str, str]
-
-
 def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, str]) -> None:
     """Cache arrays in a file, if it can be written; `facts` identify their source."""
     from safetensors.numpy import save
@@ -437,8 +682,8 @@ def keep_arrays(path: Path, arrays: dict[str, np.ndarray], facts: Mapping[str, s
         logger.debug("%s was not cached: %s", path, error)
 
 
-def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
-    """Read cached arrays by name; None if missing or damaged.
+def kept_arrays(path: Path, names: Iterable[str], facts: Mapping[str, str] | None = None) -> list[np.ndarray] | None:
+    """Read cached arrays by name; None if missing, damaged or with other facts.
 
     The names must be in the order written: the checksum depends on it.
     """
@@ -446,10 +691,11 @@ def kept_arrays(path: Path, names: Iterable[str]) -> KeptArrays | None:
 
     try:
         with safe_open(plain_path(path), "numpy") as file:
-            facts, arrays = file.metadata() or {}, [file.get_tensor(name) for name in names]
+            found, arrays = file.metadata() or {}, [file.get_tensor(name) for name in names]
     except (OSError, SafetensorError):
         return None
-    return KeptArrays(arrays, facts) if facts.get(SEAL) == str(checksum_of_arrays(arrays)) else None
+    expected = {**(facts or {}), SEAL: str(checksum_of_arrays(arrays))}
+    return arrays if expected.items() <= found.items() else None
 
 
 def checksum_of_arrays(arrays: Iterable[np.ndarray]) -> int:

@@ -22,13 +22,12 @@ import torch.nn.functional as F
 from safetensors.numpy import save
 from torch import Tensor
 
-from hce.contained import read_bytes
 from hce.data.corpus import Corpus
 from hce.encoding.bundled import RERANKERS, refuse_mistyped_reranker, stays_off_the_hub
 from hce.encoding.encoder import Encoder, device_and_dtype
 from hce.encoding.tables import MODULES, loading, quiet_transformers, require_model_folder
 from hce.errors import FormatError, InputError
-from hce.files import SEAL, checksum_of_arrays, kept_arrays
+from hce.files import SEAL, checksum_of_arrays, kept_arrays, read_bytes
 from hce.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -194,10 +193,10 @@ class TokenSpace:
     @classmethod
     def load(cls, path: Path) -> TokenSpace:
         """Read what `save` wrote, or fail with FormatError."""
-        kept = kept_arrays(path, ("basis", "weights"))
-        if kept is None:
+        arrays = kept_arrays(path, ("basis", "weights"))
+        if arrays is None:
             raise FormatError(f"{path} is not as it was written; 'hce rebuild --tokens' makes it again")
-        return cls(*kept.arrays)
+        return cls(*arrays)
 
 
 def _vocabulary_texts(encoder: Encoder, vocabulary_size: int, count: int, words: int = 16) -> list[str]:

@@ -23,7 +23,6 @@ from sentence_transformers.sentence_transformer.modules import InputModule, Norm
 from sentence_transformers.util import load_dir_path, load_file_path
 from torch import Tensor, nn
 
-from hce.contained import read_json_value
 from hce.encoding.tables import (
     CENTRES_FILE,
     MODULES,
@@ -46,7 +45,7 @@ from hce.encoding.tables import (
     read_side_by_side,
 )
 from hce.errors import InputError
-from hce.files import new_folder, write_checksums, write_json
+from hce.files import new_folder, read_json_value, write_checksums, write_json
 
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder

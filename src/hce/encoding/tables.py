@@ -30,10 +30,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from hce.contained import is_file, plain_path, read_json_value, require_inside
 from hce.data.text import READ_AT_ONCE, checked_language, inverse_document_frequency, terms, text_pieces
 from hce.errors import FormatError, HceError, InputError, one_line
-from hce.files import read_json
+from hce.files import is_file, plain_path, read_json, read_json_value, require_inside
 from hce.progress import Advance, counted, progress_bar
 
 if TYPE_CHECKING:

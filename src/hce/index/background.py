@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from hce.contained import is_file
 from hce.errors import HceError, InputError
-from hce.files import checksum_of_arrays, keep_arrays, kept_arrays
+from hce.files import checksum_of_arrays, is_file, keep_arrays, kept_arrays
 from hce.index.filters import Filter
 from hce.index.index import Index
 from hce.index.store import Moment, Reader
@@ -130,9 +129,9 @@ class VectorsByContent(NamedTuple):
     @classmethod
     def read(cls, path: Path, encoder: Encoder) -> VectorsByContent:
         """Read this encoder's cached vectors; return none without a usable file."""
-        kept = kept_arrays(path, cls._fields)
-        if kept is not None and kept.facts.get("encoder") == encoder.fingerprint:
-            known = cls(*kept.arrays)
+        arrays = kept_arrays(path, cls._fields, {"encoder": encoder.fingerprint})
+        if arrays is not None:
+            known = cls(*arrays)
             if (known.contents.shape, known.vectors.shape[1:]) == (known.vectors.shape[:1], (encoder.dim,)):
                 return known
         return cls(np.empty(0, np.int64), np.empty((0, encoder.dim), np.float32))
@@ -449,9 +448,9 @@ class DocumentMap:
             parts += [level.parent, level.centroids]
         path = self.live.index.path / MAP_FILE
         facts = {"format": MAP_FORMAT, "tree": f"{checksum_of_arrays(parts):08x}"}
-        kept, level_of_sites = kept_arrays(path, MAP_ARRAYS), site_level(tree.hierarchy)
-        if kept is not None and facts.items() <= kept.facts.items():
-            numbers, places, sites = kept.arrays
+        kept, level_of_sites = kept_arrays(path, MAP_ARRAYS, facts), site_level(tree.hierarchy)
+        if kept is not None:
+            numbers, places, sites = kept
         else:
             numbers, places, sites = self._lay_out(tree, level_of_sites)
             keep_arrays(path, dict(zip(MAP_ARRAYS, (numbers, places, sites), strict=True)), facts)

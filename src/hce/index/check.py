@@ -15,11 +15,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hce.contained import check_tree, delete_file, is_file, is_folder
 from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, HceError, InputError
-from hce.files import CHECKSUMS, damage_in, write_checksums
+from hce.files import CHECKSUMS, check_tree, damage_in, delete_file, is_file, is_folder, write_checksums
 from hce.index.background import MAP_FILE, is_damaged_map
 from hce.index.index import Index
 from hce.index.manifest import MANIFEST_FILE, Manifest, file_stamps

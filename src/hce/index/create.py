@@ -25,14 +25,23 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from hce.contained import check_tree, delete_folder, is_folder
 from hce.data.corpus import Corpus
 from hce.data.text import Document, checked_language, warn_of_language
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.encoding.reranker import TokenSpace
 from hce.errors import FormatError, HceError, InputError, WriterBusyError
-from hce.files import delete_whole, held_alone, new_folder, released, require_new, unfinished
+from hce.files import (
+    check_tree,
+    delete_folder,
+    delete_whole,
+    held_alone,
+    is_folder,
+    new_folder,
+    released,
+    require_new,
+    unfinished,
+)
 from hce.index.derived import Derived, home_of
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
 from hce.index.ranking import find_thresholds

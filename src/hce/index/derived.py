@@ -20,9 +20,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from hce.contained import check_tree, delete_folder, is_folder, names_in
 from hce.errors import FormatError, HceError, InputError
-from hce.files import delete_leftovers, new_folder, read_json, sealed, unsealed, write_json
+from hce.files import (
+    check_tree,
+    delete_folder,
+    delete_leftovers,
+    is_folder,
+    names_in,
+    new_folder,
+    read_json,
+    sealed,
+    unsealed,
+    write_json,
+)
 from hce.index.manifest import Manifest
 from hce.index.store import Moment, MomentPassedError, Reader, Store, heed_forks
 from hce.index.tree import all_vectors, load_tree

@@ -14,9 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from hce._version import __version__
-from hce.contained import check_tree, delete_folder, is_file, names_in
 from hce.errors import FormatError
-from hce.files import checked_fields, delete_leftovers, read_json, sealed, unsealed, write_json
+from hce.files import (
+    check_tree,
+    checked_fields,
+    delete_folder,
+    delete_leftovers,
+    is_file,
+    names_in,
+    read_json,
+    sealed,
+    unsealed,
+    write_json,
+)
 from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
 from hce.search.fusion import Calibration
 

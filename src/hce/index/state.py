@@ -22,11 +22,11 @@ from threading import Lock
 
 import numpy as np
 
-from hce.contained import check_tree
 from hce.data.text import Document
 from hce.encoding.encoder import Encoder, OnTokens
 from hce.encoding.tables import Side
 from hce.errors import FormatError, InputError
+from hce.files import check_tree
 from hce.index.derived import Derived
 from hce.index.filters import Filter
 from hce.index.manifest import MANIFEST_FILE, Manifest, StandbyEncoder, file_stamp, file_stamps

@@ -32,9 +32,9 @@ from weakref import WeakSet
 
 import numpy as np
 
-from hce.contained import is_file, open_file
 from hce.data.text import Document, Passage, hash64
 from hce.errors import FormatError, HceError, InputError, OutsideError, WriterBusyError
+from hce.files import is_file, open_file
 from hce.index.filters import (
     SAMPLE,
     FieldSummary,

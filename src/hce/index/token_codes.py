@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hce.contained import delete_file, is_file, names_in
 from hce.data.corpus import Corpus
 from hce.errors import FormatError, InputError
-from hce.files import new_folder
+from hce.files import delete_file, is_file, names_in, new_folder
 from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
 from hce.index.store import Reader, content_key, require_own_files
 from hce.progress import check_deadline, progress_bar

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hce.contained import check_tree, delete_folder, is_file, is_folder, plain_path
 from hce.errors import FormatError, InputError, WriterBusyError, warn_once
-from hce.files import HELD, released, write_to_be_mapped
+from hce.files import HELD, check_tree, delete_folder, is_file, is_folder, plain_path, released, write_to_be_mapped
 from hce.index.manifest import Manifest, is_index
 from hce.index.store import Moment, Reader
 from hce.progress import progress_bar

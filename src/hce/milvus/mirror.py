@@ -36,9 +36,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import platformdirs
 
-from hce.contained import check_tree, delete_file, is_file, open_file
 from hce.errors import AwayError, FormatError, InputError
-from hce.files import checked_fields, file_sha256, read_json, sealed, unsealed, write_json
+from hce.files import (
+    check_tree,
+    checked_fields,
+    delete_file,
+    file_sha256,
+    is_file,
+    open_file,
+    read_json,
+    sealed,
+    unsealed,
+    write_json,
+)
 from hce.index.derived import Part
 from hce.index.manifest import Manifest
 from hce.index.store import STORE_FILE, Entry, Moment, MomentPassedError, Reader, Store, heed_forks

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 from safetensors.numpy import load_file, save_file
 
-from hce.contained import plain_path
 from hce.errors import FormatError, InputError, one_line
-from hce.files import damage_in, write_checksums
+from hce.files import damage_in, plain_path, write_checksums
 from hce.progress import progress_bar
 from hce.tree.hierarchy import Hierarchy
 

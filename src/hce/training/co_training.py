@@ -33,12 +33,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hce.contained import check_tree
 from hce.data.corpus import Corpus
 from hce.encoding.corpus_vectors import encode_corpus
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError, one_line, system_reason
-from hce.files import checked_fields, make_folder, new_folder, open_atomically, other_identity, read_json, write_json
+from hce.files import (
+    check_tree,
+    checked_fields,
+    make_folder,
+    new_folder,
+    open_atomically,
+    other_identity,
+    read_json,
+    write_json,
+)
 from hce.processes import is_first_process, of_the_first, working_together
 from hce.progress import progress_bar
 from hce.search.fusion import Calibration

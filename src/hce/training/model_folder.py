@@ -20,15 +20,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from hce._version import __version__
-from hce.contained import check_tree, is_file, is_folder, open_file, read_bytes
 from hce.data.corpus import Corpus
 from hce.data.records import USUAL
 from hce.errors import AwayError, FormatError, InputError, one_line
 from hce.files import (
     CHECKSUMS,
+    check_tree,
     checked_fields,
+    is_file,
+    is_folder,
     new_folder,
     open_atomically,
+    open_file,
+    read_bytes,
     read_json,
     require_undamaged,
     write_checksums,

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hce.contained import is_file
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import as_unit_rows
 from hce.errors import FormatError
-from hce.files import checked_fields, read_json, sealed, unsealed, write_json
+from hce.files import checked_fields, is_file, read_json, sealed, unsealed, write_json
 
 FILE = "asked.json"
 MOST_LOGGED = 10_000  # queries of a longer log to encode, or up to twice as many

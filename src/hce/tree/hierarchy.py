@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from hce.contained import is_file, plain_path, read_json_value
 from hce.errors import FormatError, InputError, OutsideError, wrong_type
-from hce.files import damage_in, new_folder, read_json, write_checksums, write_json
+from hce.files import (
+    damage_in,
+    is_file,
+    new_folder,
+    plain_path,
+    read_json,
+    read_json_value,
+    write_checksums,
+    write_json,
+)
 from hce.progress import progress_bar
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hce._version import __version__
-from hce.contained import check_tree
 from hce.data.corpus import Corpus
 from hce.data.judgments import Dataset, Labels, read_generated, splits
 from hce.data.records import USUAL, Reading
 from hce.encoding.encoder import Encoder
 from hce.errors import FormatError, InputError
 from hce.evaluation.evaluate import DenseSearcher, Searcher, evaluate, parse_measure
-from hce.files import delete_whole, file_checksum, new_folder, require_new, unfinished, write_json
+from hce.files import check_tree, delete_whole, file_checksum, new_folder, require_new, unfinished, write_json
 from hce.index.index import Index
 from hce.training.pairs import split_labels
 from hce.training.recipe import Recipe
