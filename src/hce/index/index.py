@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, overload
 
 import numpy as np
 
-from hce.contained import is_folder
 from hce.data.corpus import Corpus
 from hce.data.text import Document
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError, wrong_type
-from hce.files import ScratchFolder, checked_fields
+from hce.files import ScratchFolder, checked_fields, is_folder
 from hce.index.derived import replica_at
 from hce.index.filters import FieldSummary, Filter
 from hce.index.manifest import (
