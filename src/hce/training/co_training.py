@@ -133,29 +133,17 @@ class TrainResult:
 
 def co_train(
     corpus: Corpus,
-    encoder: Encoder,
+    encoder: Encoder,  # F0; its weights are changed in place
     sources: Sources,
-    devset: DevSet,
+    devset: DevSet,  # decides when to re-cluster and which weights to keep
     recipe: Recipe,
     *,
-    ndcg_before: dict[str, np.ndarray],
-    checkpoints: CheckpointFolder | None = None,
+    ndcg_before: dict[str, np.ndarray],  # of each held-out query, by kind, with the encoder as given
+    checkpoints: CheckpointFolder | None = None,  # an unfinished run found there is continued
     progress: bool = False,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
 ) -> TrainResult:
-    """Run Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them.
-
-    Args:
-        corpus: the documents.
-        encoder: F0; its weights are changed in place.
-        sources: where pairs come from.
-        devset: the held-out queries that decide when to re-cluster and which weights to keep.
-        recipe: the settings.
-        ndcg_before: NDCG@10 of each held-out query, by kind, with the encoder as given; kept for the result.
-        checkpoints: where to keep the state; an unfinished run found there is continued.
-        progress: show a bar.
-        on_epoch: called with each finished `Epoch`.
-    """
+    """Run Alg. 3 on prepared pairs and dev queries; `hce.train` prepares them."""
     start_weights = weights_of(encoder)
     trainer = Trainer(corpus, encoder, sources, recipe)
     run = unfinished_run(trainer, checkpoints)
@@ -480,15 +468,11 @@ class Checkpoint(NamedTuple):
 
 
 class CheckpointFolder:
-    """The newest checkpoint of a run and the vectors that it names; older ones are deleted.
-
-    Attributes:
-        identity: corpus, encoder, labels and settings; a run with another identity is not continued.
-    """
+    """The newest checkpoint of a run and the vectors that it names; older ones are deleted."""
 
     def __init__(self, folder: str | Path, identity: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        self.identity = identity
+        self.identity = identity  # corpus, encoder, labels and settings; another run's state is refused
 
     def vectors_folder(self, clustering_number: int) -> Path:
         """Return the folder of vectors for a clustering, see `cluster_corpus`."""

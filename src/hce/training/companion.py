@@ -73,25 +73,15 @@ LEAST_TO_CENTER = 100  # questions; the mean of fewer is noise
 
 def with_companions(
     corpus: Corpus,
-    encoder: Encoder,
+    encoder: Encoder,  # the trained one; if only a companion was trained, the transformer
     learned: TrainResult,
-    tables: list[Encoder],
-    run_folder: Path | None,
+    tables: list[Encoder],  # trained token tables, at most one
+    run_folder: Path | None,  # where an unfinished run keeps its state; None keeps none
     *,
-    log: Sequence[str] | QueryMean = (),
+    log: Sequence[str] | QueryMean = (),  # queries that people asked, or the mean of their vectors by this encoder
     progress: bool,
 ) -> TrainResult:
-    """Put companions next to an encoder, and calibrate the shares of a search.
-
-    Args:
-        corpus: the documents.
-        encoder: the trained encoder; if only a companion was trained, the transformer.
-        learned: the result of training.
-        tables: trained token tables, at most one.
-        run_folder: where an unfinished run keeps its state; None keeps none.
-        log: queries that people asked, or the mean of their vectors by this encoder.
-        progress: show a bar.
-    """
+    """Put companions next to an encoder, and calibrate the shares of a search."""
     was_trained = encoder is learned.encoder
     if not was_trained:
         few = _few_queries(learned.devset, learned.sources.measured, learned.recipe)

@@ -80,35 +80,24 @@ def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = 
 
 
 def bidirectional(
-    queries: Tensor,
-    documents: Tensor,
-    sampled: Tensor | None = None,
+    queries: Tensor,  # of this process, (B, n)
+    documents: Tensor,  # of the batch, (G, n)
+    sampled: Tensor | None = None,  # each query's own sampled negatives, (B, S, n)
     *,
     temperature: float,
-    own_row: Tensor | None = None,
-    all_queries: Tensor | None = None,
-    forbidden_batch: Tensor | None = None,
-    forbidden_queries: Tensor | None = None,
-    forbidden_sampled: Tensor | None = None,
+    own_row: Tensor | None = None,  # of each query's document in `documents`, (B,); by default 0, 1, …, B−1
+    all_queries: Tensor | None = None,  # the partners of `documents`, (G, n); by default `queries`
+    forbidden_batch: Tensor | None = None,  # document g as a negative of query b, (B, G)
+    forbidden_queries: Tensor | None = None,  # query g as a negative of query b's document, (B, G)
+    forbidden_sampled: Tensor | None = None,  # sampled documents and padding, (B, S)
 ) -> Tensor:
     """Compute L_C^↔ (App. A), both ways, averaged over the batch.
 
     Query → documents contrasts with all documents of the batch and with the query's own sampled negatives;
     document → queries contrasts with all queries of the batch and never with samples. The two are added, not averaged,
     as in the paper. Across processes, each passes its own queries, and the gathered documents and queries; the mean
-    over equally sized processes is then the loss of the entire batch.
-
-    Args:
-        queries: This process's queries, of shape (B, n).
-        documents: The documents of the batch, of shape (G, n).
-        sampled: Each query's own sampled negatives, of shape (B, S, n).
-        temperature: τ.
-        own_row: The row of each query's document in `documents`, of shape (B,); by default 0, 1, …, B−1.
-        all_queries: The partners of `documents`, of shape (G, n); by default `queries`.
-        forbidden_batch: True where document g must not be a negative of query b, of shape (B, G).
-        forbidden_queries: True where query g must not be a negative of query b's document, of shape (B, G). By default
-            the transpose of `forbidden_batch`; needed if `forbidden_batch` and `all_queries` are given.
-        forbidden_sampled: True where a sampled document must not be used, or is padding, of shape (B, S).
+    over equally sized processes is then the loss of the entire batch. Without `all_queries`, `forbidden_queries` is
+    the transpose of `forbidden_batch` by default.
     """
     rows = torch.arange(len(queries), device=queries.device)  # (B,)
     if own_row is None:
@@ -244,14 +233,14 @@ class LevelLoss(NamedTuple):
 
 
 def level_loss(
-    queries: Tensor,
-    centroids: Tensor,
-    node: Tensor,
+    queries: Tensor,  # unit vectors, (B, n)
+    centroids: Tensor,  # of the level, of any length but 0, (K, n)
+    node: Tensor,  # above each query's document, (B,)
     siblings: Siblings,
     *,
-    temperature: float,
-    right: Tensor | None = None,
-    documents: Tensor | None = None,
+    temperature: float,  # τ_h, which may be softer than the τ of the documents
+    right: Tensor | None = None,  # the nodes above each query's known positives, (B, P)
+    documents: Tensor | None = None,  # of the queries, unit vectors, (B, n)
     route: Route | None = None,
 ) -> LevelLoss:
     """Compute L_H^(t) (Eq. 5): the node above the document against its siblings.
@@ -262,17 +251,9 @@ def level_loss(
     The optimum of Eq. 5 is near the centroid, not at the document, so it pulls all documents of a node together. With
     `documents`, the query instead learns the scores of its document with these nodes, see `divergence`.
 
-    Args:
-        queries: Unit vectors, of shape (B, n).
-        centroids: The level's centroids, of any length but 0, of shape (K, n).
-        node: The node of each query's document in this level, of shape (B,).
-        siblings: The level's nodes by parent.
-        temperature: τ_h, which may be softer than the τ of the documents.
-        right: The nodes above each query's known positives, its own node included, of shape (B, P). Siblings among
-            them count as right too: −log Σ_right / Σ_siblings. The paper has one right node.
-        documents: The queries' documents, unit vectors of shape (B, n); `divergence` then replaces Eq. 5.
-        route: "full" scores all K nodes and masks strangers, "gather" collects each query's siblings; by default the
-            cheaper one. They agree.
+    Siblings among the `right` nodes count as right too: −log Σ_right / Σ_siblings. The paper has one right node. The
+    route "full" scores all K nodes and masks strangers, "gather" collects each query's siblings. They agree; the
+    default is the cheaper one.
     """
     counts, parent = siblings.start.diff(), siblings.parent[node]  # (B,)
     width = int(counts[parent].max()) if len(node) else 0
@@ -369,34 +350,22 @@ class HCESummands:
 
 
 def hce_loss(
-    queries: Tensor,
-    documents: Tensor,
-    levels: Sequence[BatchLevel],
-    sampled: Sequence[Sampled | None] = (None,),
+    queries: Tensor,  # unit vectors, (B, n)
+    documents: Tensor,  # unit vectors, (G, n); query b belongs to document b, or as `pairing` says
+    levels: Sequence[BatchLevel],  # the first M, from the one below the root downwards
+    sampled: Sequence[Sampled | None] = (None,),  # for each of the levels M + 1 … L; None: in-batch negatives only
     *,
-    temperature: float,
-    level_temperature: float | None = None,
-    level_target: LevelTarget = "node",
-    level_weight: float = 1.0,
+    temperature: float,  # τ, of the documents
+    level_temperature: float | None = None,  # τ_h; τ by default, as in the paper
+    level_target: LevelTarget = "node",  # Eq. 5; with "document", the query follows its document, see `divergence`
+    level_weight: float = 1.0,  # of the level losses, which are reported without it; 1 in the paper
     pairing: InBatch | None = None,
-    teacher: TeacherScores | None = None,
+    teacher: TeacherScores | None = None,  # of neighbors, ranked with weight 1; the paper has none
 ) -> HCESummands:
     """Compute L_HCE (Eq. 6): level losses 1 … M, bidirectional M + 1 … L.
 
     The paper samples the negatives of level t under path[:t], which at t = L is the document itself. Here they come
     from under its parent, path[:t−1].
-
-    Args:
-        queries: Unit vectors, of shape (B, n).
-        documents: Unit vectors, of shape (G, n); query b belongs to document b unless `pairing` says otherwise.
-        levels: The first M levels, from the one below the root downwards; may be empty.
-        sampled: One entry for each of the levels M + 1 … L; None for in-batch negatives only.
-        temperature: τ, of the documents.
-        level_temperature: τ_h, of the levels; τ if not given, as in the paper.
-        level_target: "node" is Eq. 5; with "document", the query follows its document, see `divergence`.
-        level_weight: The weight of the level losses, 1 in the paper; they are reported without it.
-        pairing: Which query belongs to which document, across processes, and the masks.
-        teacher: Neighbors to rank as a teacher does, with weight 1; the paper has none.
     """
     if not sampled:
         raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
@@ -455,19 +424,8 @@ class HCELoss(nn.Module):
     `SentenceTransformerTrainingArguments(learning_rate_mapping={r"^centroids\.": 1e-3})`. They are not saved with the
     encoder, and not needed after training. A new hierarchy needs a new loss and a new trainer.
 
-    Args:
-        model: The encoder, a `SentenceTransformer`.
-        hierarchy: The tree of the corpus.
-        loss_levels: M, how many levels have a loss, from 0 (no tree) to L − 1, the default.
-        temperature: τ, of the documents.
-        level_temperature: τ_h, of the levels.
-        level_target: "node" is Eq. 5; with "document", the query follows its document.
-        level_weight: The weight of the level losses.
-        mask: Whether to mask known false negatives; False masks only the document itself, as in the paper.
-        margin: Documents with d⁺·d⁻ above it are not used as negatives; None switches that off.
-        groups: A number for each document, equal for equal texts, of shape (N,).
-        gather_across_devices: Use the documents and queries of all processes as negatives. Every process needs the same
-            batch size.
+    With `gather_across_devices`, the documents and queries of all processes are negatives; every process then needs the
+    same batch size.
     """
 
     paths: Tensor
@@ -475,17 +433,17 @@ class HCELoss(nn.Module):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module,  # the encoder, a `SentenceTransformer`
         hierarchy: Hierarchy,
         *,
-        loss_levels: int | None = None,
+        loss_levels: int | None = None,  # M, how many levels have a loss, from 0 (no tree) to L − 1, the default
         temperature: float = 0.05,
         level_temperature: float = 0.15,
         level_target: LevelTarget = "node",
         level_weight: float = 1.0,
-        mask: bool = True,
-        margin: float | None = None,
-        groups: np.ndarray | None = None,
+        mask: bool = True,  # known false negatives; False masks only the document itself, as in the paper
+        margin: float | None = None,  # documents with d⁺·d⁻ above it are no negatives; None: off
+        groups: np.ndarray | None = None,  # a number for each document, equal for equal texts, (N,)
         gather_across_devices: bool = False,
     ) -> None:
         super().__init__()
@@ -495,17 +453,14 @@ class HCELoss(nn.Module):
             raise InputError(f"loss_levels={loss_levels}: a tree of depth {depth} has {depth - 1} levels of centroids.")
         if groups is not None and len(groups) != count:
             raise InputError(f"groups has {len(groups)} entries for {count} documents.")
-        self.model = model
-        self.depth = depth
+        self.model, self.depth, self.mask, self.margin = model, depth, mask, margin
+        self.gather_across_devices = gather_across_devices
         self.settings: dict[str, Any] = {  # of `hce_loss`
             "temperature": temperature,
             "level_temperature": level_temperature,
             "level_target": level_target,
             "level_weight": level_weight,
         }
-        self.mask = mask
-        self.margin = margin
-        self.gather_across_devices = gather_across_devices
         used = hierarchy.levels[:loss_levels]
         # Copies, because training must not change the hierarchy.
         copies = (torch.from_numpy(np.array(level.centroids, dtype=np.float32)) for level in used)

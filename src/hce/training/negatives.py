@@ -45,18 +45,12 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Negatives:
-    """A way of choosing negatives: `draw`, then `texts` to encode, then `choose`. This one chooses none.
-
-    Attributes:
-        vectors: the documents' vectors that the tree was grown from, of shape (N, n); may be a memory map.
-        held_out: positions of documents kept for measuring. They are never positives, so as negatives they would only
-            be pushed away.
-    """
+    """A way of choosing negatives: `draw`, then `texts` to encode, then `choose`. This one chooses none."""
 
     corpus: Corpus
     tree: Hierarchy  # the current tree
-    vectors: np.ndarray
-    held_out: np.ndarray
+    vectors: np.ndarray  # the documents' vectors that the tree was grown from, (N, n); may be a memory map
+    held_out: np.ndarray  # documents kept for measuring: never positives, so negatives would only be pushed away
     loss_levels: int  # M, how many levels have a level loss; each of the L − M document losses gets its own negatives
     recipe: Recipe
 

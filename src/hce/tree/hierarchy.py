@@ -536,14 +536,7 @@ def evened(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Move nodes out of clusters with over `LARGEST` times the mean of documents.
 
-    Args:
-        nodes: unit rows, one per node.
-        sizes: the number of documents of each node.
-        parent: the cluster of each node.
-        centroids: those of the clusters.
-
-    Returns:
-        The new `parent` and `centroids`.
+    `nodes` are unit rows with these `sizes` in documents. Return the new `parent` of each, and the new `centroids`.
     """
     most = LARGEST * sizes.sum() / len(centroids)
     for _ in range(EVENING_ROUNDS):

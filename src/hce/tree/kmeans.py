@@ -46,49 +46,37 @@ Report = Callable[[int, float], None]
 class KMeansResult(NamedTuple):
     """A clustering of N rows into k clusters, none of them empty.
 
-    Attributes:
-        centroids: unit rows of shape (k, n), float32.
-        assignment: each row's nearest centroid, of shape (N,), int64; ties (within 1e-6) may go either way. In fast
-            mode another centroid is slightly nearer for one row in thousands; with millions of rows, for one in
-            seventy.
-        mean_cosines: of the rows to their centroids, after each round; they never fall.
-        converged: False if the rounds ran out first.
+    Each row is assigned to its nearest centroid; ties (within 1e-6) may go either way. In fast mode another centroid is
+    slightly nearer for one row in thousands; with millions of rows, for one in seventy.
     """
 
-    centroids: np.ndarray
-    assignment: np.ndarray
-    mean_cosines: tuple[float, ...]
-    converged: bool
+    centroids: np.ndarray  # unit rows of shape (k, n), float32
+    assignment: np.ndarray  # (N,), int64
+    mean_cosines: tuple[float, ...]  # of the rows to their centroids, after each round; they never fall
+    converged: bool  # False if the rounds ran out first
 
 
 def spherical_kmeans(
-    vectors: np.ndarray | torch.Tensor,
+    vectors: np.ndarray | torch.Tensor,  # (N, n), np.memmap included; the lengths of rows are ignored
     k: int,
     *,
     seed: int = 0,
     mode: KMeansMode = "auto",
     init: Init = "points",
-    max_rounds: int = 256,
-    device: torch.device | str | None = None,
-    on_round: Report = lambda number, mean_cosine: None,
+    max_rounds: int = 256,  # the paper saw fewer
+    device: torch.device | str | None = None,  # of the products; by default a tensor's own, or the CPU for an array
+    on_round: Report = lambda number, mean_cosine: None,  # called after each round
 ) -> KMeansResult:
     """Cluster the directions of `vectors` into k non-empty clusters.
 
-    Args:
-        vectors: floats of shape (N, n), np.memmap included; the lengths of rows are ignored.
-        k: number of clusters, 1 <= k <= N.
-        seed: same seed, same clusters.
-        mode: "exact" is Alg. 2: each round compares every row with every centroid. "fast" starts from a two-level
-            clustering, compares rows with nearby centroids only, and also makes single-row moves that Alg. 2 never
-            makes. "auto" is fast for large inputs.
-        init: how exact mode starts. "random" is the paper's a_i ~ Unif{1..k}; "points" takes k rows as centroids. On
-            four sets of real vectors, at 8 rows per cluster, "points" ended at a higher mean cosine (by .0005 to .043)
-            after fewer rounds (11 to 16 instead of 14 to 22).
-        max_rounds: stop after this many rounds, converged or not; the paper saw fewer than 256.
-        device: where products are computed; by default the tensor's own device, or the CPU for an array.
-        on_round: called after each round with the round's number and its mean cosine.
+    The mode "exact" is Alg. 2: each round compares every row with every centroid. "fast" starts from a two-level
+    clustering, compares rows with nearby centroids only, and also makes single-row moves that Alg. 2 never makes.
+    "auto" is fast for large inputs.
 
-    If there are fewer distinct directions than k, equal rows are split over clusters with equal centroids.
+    Exact mode starts from `init`: "random" is the paper's a_i ~ Unif{1..k}; "points" takes k rows as centroids. On four
+    sets of real vectors, at 8 rows per cluster, "points" ended at a higher mean cosine (by .0005 to .043) after fewer
+    rounds (11 to 16 instead of 14 to 22). If there are fewer distinct directions than k, equal rows are split over
+    clusters with equal centroids.
     """
     if isinstance(vectors, torch.Tensor):
         device = device or vectors.device
@@ -163,24 +151,16 @@ def _check(vectors: np.ndarray, k: int, mode: str, init: str, max_rounds: int) -
 
 
 class Rows:
-    """Unit float32 rows, of shape (N, n): an array that is held, or one too large to copy.
-
-    Args:
-        source: the rows.
-        device: where products with them are computed.
-        is_held: whether the source is in memory, as unit float32 rows.
-        is_unit: whether the rows are already unit vectors.
-        index: the rows of the source to use; by default all.
-    """
+    """Unit float32 rows, of shape (N, n): an array that is held, or one too large to copy."""
 
     def __init__(
         self,
         source: np.ndarray,
-        device: torch.device,
+        device: torch.device,  # where products with the rows are computed
         *,
-        is_held: bool = True,
-        is_unit: bool = True,
-        index: np.ndarray | None = None,
+        is_held: bool = True,  # whether the source is in memory, as unit float32 rows
+        is_unit: bool = True,  # whether the rows are already unit vectors
+        index: np.ndarray | None = None,  # the rows of the source to use; by default all
     ) -> None:
         self._source, self.device, self._index = source, device, index
         self._is_held, self._is_unit = is_held, is_unit

@@ -116,9 +116,8 @@ def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
 class _Heads:
     """Heads of rows: their coordinates in the directions in which a sample varies most, and the length of the rest.
 
-    Attributes:
-        width: coordinates in a head; a last number is the length of the rest, the tail.
-        enough: whether heads hold enough of the rows to choose by.
+    A head has `width` coordinates, and then the length of the rest, the tail. It is `enough` if heads hold enough of
+    the rows to choose by.
     """
 
     def __init__(self, rows: Rows, rng: np.random.Generator) -> None:

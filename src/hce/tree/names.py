@@ -42,11 +42,7 @@ def name_nodes(
 ) -> Names:
     """Name every inner node after its documents' distinguishing words.
 
-    Args:
-        hierarchy: the tree.
-        texts: the documents' texts, in the order of the tree's documents.
-        words: how many words a name has, if the node's documents have enough.
-        progress: show bars.
+    `texts` are those of the tree's documents, in their order. A name has fewer `words` if the documents have fewer.
     """
     with progress_bar("words for names", len(hierarchy), "documents", show=progress) as advance:
         found = _counted(counted(texts, advance))
