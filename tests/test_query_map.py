@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 
-import hce.training.companion
+import hce.training.query_map
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import mapped_rows
-from hce.training.companion import Examples, examples_of, fit_query_map, least_of_the_best, with_query_map
 from hce.training.pairs import LabeledPairs, labeled_devset
+from hce.training.query_map import Examples, examples_of, fit_query_map, least_of_the_best, with_query_map
 from hce.training.recipe import Recipe
 from hce.training.train import train
 
@@ -62,9 +62,9 @@ def test_tokens_of_moved_queries_are_those_of_the_transformer(moved):
 
 def test_a_map_turns_queries_to_what_answers_them(monkeypatch):
     """Queries are documents turned by a rotation, which 200 pairs teach for 50 others."""
-    monkeypatch.setattr(hce.training.companion, "RATE", 0.1)
-    monkeypatch.setattr(hce.training.companion, "SHRINKAGE", 0.0)
-    monkeypatch.setattr(hce.training.companion, "EPOCHS", 100)
+    monkeypatch.setattr(hce.training.query_map, "RATE", 0.1)
+    monkeypatch.setattr(hce.training.query_map, "SHRINKAGE", 0.0)
+    monkeypatch.setattr(hce.training.query_map, "EPOCHS", 100)
     rng = np.random.default_rng(0)
     documents = rng.normal(size=(250, 8)).astype(np.float32)
     documents /= np.linalg.norm(documents, axis=1, keepdims=True)
@@ -87,7 +87,7 @@ def test_other_right_documents_are_no_negatives():
 
 
 def test_examples_name_each_querys_documents(concept_corpus, static_encoder, monkeypatch):
-    monkeypatch.setattr(hce.training.companion, "POOL", 80)
+    monkeypatch.setattr(hce.training.query_map, "POOL", 80)
     pairs = LabeledPairs(concept_corpus, *labels_of_concepts(60))
     vectors = static_encoder.encode(list(concept_corpus.texts()))
     found = examples_of(static_encoder, vectors, pairs, seed=1)
@@ -118,13 +118,13 @@ def test_labels_move_the_queries_of_a_transformer(
     concept_corpus, concept_labels, bert_folder, static_encoder, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("hce.encoding.encoder.load_table_of", lambda model, fingerprint: static_encoder.table)
-    monkeypatch.setattr(hce.training.companion, "LEAST_LABELS", 20)
-    monkeypatch.setattr(hce.training.companion, "least_of_the_best", max)
+    monkeypatch.setattr(hce.training.query_map, "LEAST_LABELS", 20)
+    monkeypatch.setattr(hce.training.query_map, "least_of_the_best", max)
     recipe = Recipe.for_encoder(static=False, epochs=1, batch_size=32, dev_queries=20, span_lengths=(4,))
     result = train(concept_corpus, bert_folder, pairs=concept_labels, recipe=recipe, output=tmp_path / "model")
     assert result.encoder.query_map is not None and "labels" in result.stages
     loaded = Encoder.load(tmp_path / "model")
     np.testing.assert_allclose(loaded.encode(TEXTS, "query"), result.encoder.encode(TEXTS, "query"), atol=1e-6)
-    monkeypatch.setattr(hce.training.companion, "LEAST_LABELS", 1000)
+    monkeypatch.setattr(hce.training.query_map, "LEAST_LABELS", 1000)
     unmoved = train(concept_corpus, bert_folder, pairs=concept_labels, recipe=recipe)
     assert unmoved.encoder.query_map is None and unmoved.before == result.before

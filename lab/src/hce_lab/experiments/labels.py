@@ -25,8 +25,8 @@ from hce.encoding.encoder import Encoder, fast_dtype
 from hce.index.index import Index
 from hce.search.engine import nearest
 from hce.search.fusion import FIXED, Calibration
-from hce.training.companion import with_query_map
 from hce.training.pairs import LabeledPairs, labeled_devset, ndcg_of_rankings, split_labels
+from hce.training.query_map import with_query_map
 from hce.training.recipe import Recipe, parsed_settings, recipe_of_tuning
 from hce.training.train import train
 from hce_lab.comparison.mnrl import fit, pairs_to_train, with_mined_negatives
