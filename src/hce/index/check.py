@@ -170,7 +170,7 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
 def _derived_findings(index: Index, reader: Reader) -> list[Finding]:
     """Read the snapshots; a missing one is no damage, as a search makes it again."""
     findings = []
-    for live in index.state.derived.parts(reader):
+    for live in index.state.derived.local_parts(reader):
         ahead = live.ahead()
         if ahead is not None:
             line = f"{ahead.relative_to(index.path)} knows of a later write than {STORE_FILE}: writes were lost"

@@ -526,7 +526,7 @@ class _Reindexing:
         for _ in range(ROUNDS):
             with self.store.reading_standby(self.other.dim) as reader:
                 if reader.count_after(0) == reader.moment().documents:  # every document has a new vector
-                    for part in derived.parts(reader):
+                    for part in derived.local_parts(reader):
                         part.save_snapshot(reader)
                     return
             self._catch_up(progress=False)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from threading import Condition
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -60,45 +61,26 @@ HOMES = {"milvus": "hce.milvus.mirror"}
 """The module of each engine that is elsewhere, imported when an index names the engine."""
 
 
-class Part(Generic[Lent]):
-    """A part of an index, lent at the moment of a reader. This base class has no snapshots."""
+class Part(Protocol[Lent]):
+    """A part of an index: a `LocalPart`, or one elsewhere, which has no snapshots."""
 
     def lend(self, reader: Reader) -> AbstractContextManager[Lent]:
         """Lend the part at the reader's moment; MomentPassedError if the part is later."""
-        raise NotImplementedError
 
     def prepare(self, reader: Reader) -> None:
         """Load or build the part now, so that the first search need not wait."""
-        raise NotImplementedError
 
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
         """Rebuild the part from all documents, with the engine that a manifest names."""
-        raise NotImplementedError
 
     def pending(self, reader: Reader) -> int:
         """Count the additions and removals in the store that the saved part lacks."""
-        raise NotImplementedError
 
     def facts(self, reader: Reader) -> dict[str, Any]:
         """Return the facts that the newest usable snapshot records, or nothing."""
-        return {}
-
-    def save_snapshot(self, reader: Reader) -> None:
-        """Write a snapshot, unless the last one is current."""
-
-    def renew(self) -> None:
-        """Rebuild the part if that pays now."""
-
-    def ahead(self) -> Path | None:
-        """Return a snapshot of a write that the store has lost, or None."""
-        return None
-
-    def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
-        """Yield each usable snapshot that is damaged, with what is wrong with it."""
-        return iter(())
 
 
-class LocalPart(Part[Held]):
+class LocalPart(ABC, Generic[Held]):
     """A part in this process: loaded when first needed, caught up before each use, shared by threads."""
 
     folder_name: ClassVar[str]  # of the snapshots, below the folder of the index
@@ -117,17 +99,17 @@ class LocalPart(Part[Held]):
         """Return the fields that a snapshot must match to be usable."""
         return {"engine": self.manifest.engine, "dim": self.manifest.dim, "files": FILES}
 
+    @abstractmethod
     def _build(self, reader: Reader) -> Held:
         """Build what is held from all documents."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _load(self, folder: Path, numbers: np.ndarray) -> Held | None:
         """Load a snapshot; None if its documents are not these, FormatError if damaged."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _add(self, held: Held, reader: Reader, after: int) -> int:
         """Add the documents above a number; return how many vectors or texts were added."""
-        raise NotImplementedError
 
     def _facts(self, held: Held) -> dict[str, Any]:
         """Return the facts to record in a snapshot; see `renew`."""
@@ -252,20 +234,24 @@ class LocalPart(Part[Held]):
 
     def pending(self, reader: Reader) -> int:
         """Count the additions and removals in the store that the newest snapshot lacks."""
-        for folder in self._snapshots():
-            if (saved_at := self._moment_of(_saved_in(folder), reader)) is not None:
-                return reader.moment().last - saved_at.last + len(reader.removed_since(saved_at.change))
+        for _, _, saved_at in self._usable(reader):
+            return reader.moment().last - saved_at.last + len(reader.removed_since(saved_at.change))
         return reader.moment().documents
 
     def facts(self, reader: Reader) -> dict[str, Any]:
         """Return the facts of the newest usable snapshot, and when it was `written`."""
+        for folder, saved, saved_at in self._usable(reader):
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                written = (folder / SNAPSHOT).stat().st_mtime
+                return {**saved.get("facts", {}), "documents": saved_at.documents, "written": written}
+        return {}
+
+    def _usable(self, reader: Reader) -> Iterator[tuple[Path, dict[str, Any], Moment]]:
+        """Yield the folder, the contents and the moment of each usable snapshot."""
         for folder in self._snapshots():
             saved = _saved_in(folder)
-            with suppress(FileNotFoundError):  # deleted meanwhile
-                if (saved_at := self._moment_of(saved, reader)) is not None:
-                    written = (folder / SNAPSHOT).stat().st_mtime
-                    return {**saved.get("facts", {}), "documents": saved_at.documents, "written": written}
-        return {}
+            if (moment := self._moment_of(saved, reader)) is not None:
+                yield folder, saved, moment
 
     def ahead(self) -> Path | None:
         """Return a snapshot of a write that the store has lost, or None."""
@@ -472,7 +458,7 @@ class Derived:
                     "'hce rebuild %s --engine %s' makes that permanent",
                     *(store.path.parent, manifest.engine, self.engine_name, store.path.parent, self.engine_name),
                 )
-        for part in (self.engine_part, self.words_part):
+        for part in self._local(self.engine_part, self.words_part):
             if (snapshot := part.ahead()) is not None:
                 logger.warning(
                     "%s knows of a later write than %s: writes were lost, by a missing or damaged %s-wal or an older "
@@ -484,12 +470,19 @@ class Derived:
         """Return the engine, the engine of passages if there are any, and the words."""
         return [self.engine_part, *([self.passages_part] if reader.has_passages() else []), self.words_part]
 
+    def local_parts(self, reader: Reader) -> list[LocalPart[Any]]:
+        """Return those of the parts that are in this process, and have snapshots."""
+        return self._local(*self.parts(reader))
+
+    @staticmethod
+    def _local(*parts: Part[Any]) -> list[LocalPart[Any]]:
+        return [part for part in parts if isinstance(part, LocalPart)]
+
     def follow_write(self) -> None:
         """Send a write to an engine elsewhere, or rebuild one here if that pays."""
         if self.mirror is not None:
             self.mirror.follow()
-            return
-        for part in (self.engine_part, self.passages_part):
+        for part in self._local(self.engine_part, self.passages_part):
             part.renew()
 
     def close(self) -> None:

@@ -523,6 +523,9 @@ class _MirroredPart(Part[Searched]):
     def pending(self, reader: Reader) -> int:
         return self.mirror.pending(reader)
 
+    def facts(self, reader: Reader) -> dict[str, Any]:
+        return {}
+
 
 def _document_engine(collection: Collection, reader: Reader) -> Engine:
     moment = reader.moment()
