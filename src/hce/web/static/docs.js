@@ -16,7 +16,7 @@ function typeOf(schema = {}) {
   return schema.type || "any";
 }
 
-const row = (name, type, told) => el("tr", {}, el("td", { class: "mono" }, name), el("td", {}, type), el("td", { class: "soft" }, told));
+const row = (name, type, about) => el("tr", {}, el("td", { class: "mono" }, name), el("td", {}, type), el("td", { class: "soft" }, about));
 
 function fieldsOf(name, schema) {
   const rows = Object.entries(schema.properties || {}).map(([field, each]) => row(field, typeOf(each), [each.description, limits(each)].filter(Boolean).join("; ")));

@@ -2,6 +2,8 @@
 
 export const $ = (id) => document.getElementById(id);
 
+const present = (children) => children.flat().filter((child) => child !== null && child !== undefined && child !== false);
+
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -9,12 +11,12 @@ export function el(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...present(children));
   return node;
 }
 
 export function fill(node, ...children) {
-  node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.replaceChildren(...present(children));
   return node;
 }
 
@@ -64,20 +66,7 @@ export function bar(share) {
   return el("span", { class: "bar", "aria-hidden": "true" }, inner);
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-export function treeIcon() {
-  const svg = document.createElementNS(SVG, "svg");
-  for (const [name, value] of [["viewBox", "0 0 24 24"], ["width", "17"], ["height", "17"], ["aria-hidden", "true"]]) svg.setAttribute(name, value);
-  const path = document.createElementNS(SVG, "path");
-  path.setAttribute("d", "M12 5v5M5 16v-4.5h14V16M12 10v6");
-  svg.append(path);
-  for (const [x, y] of [[12, 4], [5, 18], [12, 18], [19, 18]]) {
-    const circle = document.createElementNS(SVG, "circle");
-    for (const [name, value] of [["cx", x], ["cy", y], ["r", 2.2]]) circle.setAttribute(name, value);
-    svg.append(circle);
-  }
-  return svg;
-}
+export const treeIcon = () => $("tree-icon").content.cloneNode(true);
 
 let hiding;
 export function toast(message) {

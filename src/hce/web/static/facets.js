@@ -17,7 +17,7 @@ let isOpen = false; // whether "more" is open
 export const clausesOf = (text) => text.split(";").map((each) => each.trim()).filter(Boolean);
 
 // Sort the fields into those with few values, ranges of numbers, and others; skip fields whose values hardly repeat.
-export function sorted(fields) {
+function sorted(fields) {
   const named = fields.filter((field) => canBeNamed(field.name));
   const ranges = named.filter((field) => field.least !== null && field.values > VALUES);
   const repeated = named.filter((field) => !ranges.includes(field) && 3 * field.values <= 2 * field.documents);

@@ -2,7 +2,7 @@
 // Points are written directly into the image's bytes: 200,000 of them take a few milliseconds.
 
 import { get, getBytes } from "./api.js";
-import { $, bar, count, el, fill, plural, titleOf } from "./dom.js";
+import { $, bar, el, fill, titleOf } from "./dom.js";
 import { branchHue, colour, font, isDark } from "./plots.js";
 
 const AGAIN = 700; // milliseconds between two requests for an unfinished map
@@ -48,29 +48,27 @@ export async function load(isWanted) {
       const bytes = await getBytes("/api/map/points");
       if (!isWanted()) return false;
       const first = !map;
-      map = { ...pointsOf(bytes), ...regionsOf(answer), drawn: answer.drawn, documents: answer.documents };
+      map = { ...pointsOf(bytes), ...regionsOf(answer) };
       for (let place = 0; place < map.count; place++) map.top[place] = map.ancestors[0][map.site[place]];
       asked = now;
       $("map").removeAttribute("aria-busy");
-      tell(null);
+      announce(null);
       measure();
       if (first) fit([0, 0, 1, 1], false);
       return true;
     }
-    if (answer.readiness.state === "off") { tell(`There is no map: ${answer.readiness.reason}.`); return false; }
-    tell("Drawing the map", answer.readiness.share);
+    if (answer.readiness.state === "off") { announce(`There is no map: ${answer.readiness.reason}.`); return false; }
+    announce("Drawing the map", answer.readiness.share);
     await new Promise((resolve) => { setTimeout(resolve, AGAIN); });
     if (!isWanted()) return false;
   }
 }
 
 // Show a message instead of the map, or hide it.
-function tell(message, share = null) {
-  $("map-told").hidden = message === null;
-  if (message !== null) fill($("map-told"), share === null ? null : el("span", { class: "spinner", "aria-hidden": "true" }), el("p", {}, message, share ? ` (${Math.round(100 * share)} %)` : ""), share === null ? null : bar(share));
+function announce(message, share = null) {
+  $("map-message").hidden = message === null;
+  if (message !== null) fill($("map-message"), share === null ? null : el("span", { class: "spinner", "aria-hidden": "true" }), el("p", {}, message, share ? ` (${Math.round(100 * share)} %)` : ""), share === null ? null : bar(share));
 }
-
-export const note = () => (map && map.drawn < map.documents ? `${count(map.drawn)} of ${plural(map.documents, "document")} are drawn` : "");
 
 // Zoom to the last node of a path from the root, or to the cell that contains it.
 export function showNode(chain) {
@@ -542,23 +540,21 @@ function hover(x, y) {
   pointed = found.hit || found.place !== undefined || found.label ? found : null;
   $("map-marks").style.cursor = pointed ? "pointer" : "grab";
   clearTimeout(reading);
-  if (found.hit) showTip(x, y, titleOf(found.hit) || found.hit.id, regionOf(map.ancestors.length - 1, siteOf(found.hit)));
+  if (found.hit) showTip(x, y, titleOf(found.hit) || found.hit.id, regionOf(cellAt(found.hit.x, found.hit.y)));
   else if (found.place !== undefined) {
     const number = map.number[found.place];
-    const titled = () => { const each = known.get(number); showTip(x, y, titleOf(each) || short(each.beginning, 70) || each.id, regionOf(map.ancestors.length - 1, found.site)); };
+    const titled = () => { const each = known.get(number); showTip(x, y, titleOf(each) || short(each.beginning, 70) || each.id, regionOf(found.site)); };
     if (known.has(number)) titled();
     else reading = setTimeout(() => learn([number]).then(() => { if (pointed === found && known.has(number)) titled(); }, () => {}), 40);
-  } else if (found.site >= 0) showTip(x, y, null, regionOf(map.ancestors.length - 1, found.site));
+  } else if (found.site >= 0) showTip(x, y, null, regionOf(found.site));
   else hide();
   if (before !== pointed) draw();
 }
 
-const siteOf = (place) => cellAt(place.x, place.y);
-
 // The names of the regions that a cell is in, from the top.
-function regionOf(last, site) {
+function regionOf(site) {
   if (site < 0) return "";
-  return map.levels.slice(0, last + 1).map((level, above) => level.names[map.ancestors[above][site]].join(" · ")).filter(Boolean).join(" › ");
+  return map.levels.map((level, above) => level.names[map.ancestors[above][site]].join(" · ")).filter(Boolean).join(" › ");
 }
 
 function showTip(x, y, title, region) {

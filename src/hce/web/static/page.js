@@ -10,7 +10,7 @@ import * as tree from "./tree.js";
 
 const views = { search, tree, status };
 
-export const page = {
+const page = {
   facts: null,
   fields: [], // of the metadata
   go(view, parameters = {}) {

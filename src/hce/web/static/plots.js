@@ -25,6 +25,9 @@ export function font() {
   return { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink") };
 }
 
+// The part of a layout that all charts share.
+export const frame = () => ({ paper_bgcolor: "rgba(0,0,0,0)", font: font(), hoverlabel: { font: font(), bgcolor: colour("card"), bordercolor: colour("line") } });
+
 // Plotly interprets some HTML, so texts of documents are escaped first.
 export function plain(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");

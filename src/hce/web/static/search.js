@@ -170,9 +170,8 @@ function whereNow(hit, rank, k) {
 
 function summaryOf(answer) {
   const kinds = answer.hits.map((hit) => (movement(hit, answer.k) || {}).kind);
-  const parts = [["new", "new"], ["up", "up"], ["down", "down"]];
-  const told = parts.map(([kind, word]) => [kinds.filter((each) => each === kind).length, word]).filter(([number]) => number);
-  return told.length ? ` · ${told.map(([number, word]) => `${number} ${word}`).join(", ")}` : " · same order as before";
+  const counts = ["new", "up", "down"].map((kind) => [kinds.filter((each) => each === kind).length, kind]).filter(([number]) => number);
+  return counts.length ? ` · ${counts.map(([number, kind]) => `${number} ${kind}`).join(", ")}` : " · same order as before";
 }
 
 // Scores of two encoders cannot be compared, so hits of the untrained one show only their ranks.
@@ -195,7 +194,7 @@ function hitOf(hit, moved, score = null) {
         score,
         place),
       el("p", { class: "snippet" }, hit.snippet_start ? "… " : null, marked(hit.snippet, hit.snippet_marks), hit.snippet_is_whole ? null : " …"),
-      title || hit.from_words || hit.from_tokens ? el("div", { class: "meta" }, told(hit), title ? el("span", { class: "mono" }, breakable(hit.id)) : null) : null,
+      title || hit.from_words || hit.from_tokens ? el("div", { class: "meta" }, scoreParts(hit), title ? el("span", { class: "mono" }, breakable(hit.id)) : null) : null,
       pathOf(hit),
       chipsOf(hit)));
   for (const [event, on] of [["mouseenter", true], ["mouseleave", false], ["focus", true], ["blur", false]]) {
@@ -222,11 +221,11 @@ function pathOf(hit) {
 }
 
 // The parts of the score from meaning, tokens and words, and the matched words.
-function told(hit) {
+function scoreParts(hit) {
   if (!hit.from_words && !hit.from_tokens) return null;
   const tokens = hit.from_tokens ? `+ tokens ${hit.from_tokens.toFixed(2)} ` : "";
   const words = hit.from_words ? `+ words ${hit.from_words.toFixed(2)} ` : "";
-  return el("span", { class: "told", title: why(hit) }, `meaning ${hit.from_meaning.toFixed(2)} ${tokens}${words}`,
+  return el("span", { class: "score-parts", title: why(hit) }, `meaning ${hit.from_meaning.toFixed(2)} ${tokens}${words}`,
     hit.from_words ? el("b", {}, hit.matched.join(" ") || "common words") : null);
 }
 

@@ -1,7 +1,7 @@
 // Status: the contents of the index, the drift verdict, and the training.
 
 import { $, count, el, fill, nameOf, plural } from "./dom.js";
-import { colour, config, font, onTheme, plain, plotly } from "./plots.js";
+import { colour, config, font, frame, onTheme, plain, plotly } from "./plots.js";
 
 const ADVICE = {
   "re-cluster": "Run hce rebuild: it grows the tree again, without training.",
@@ -128,8 +128,7 @@ function line(name, epochs, value) {
 
 function layout(format) {
   const axis = { gridcolor: colour("line"), zeroline: false, automargin: true };
-  return { margin: { t: 8, l: 36, r: 8, b: 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { ...font(), color: colour("soft") },
+  return { ...frame(), margin: { t: 8, l: 36, r: 8, b: 30 }, plot_bgcolor: "rgba(0,0,0,0)", font: { ...font(), color: colour("soft") },
     xaxis: { ...axis, dtick: 1, title: { text: "epoch", standoff: 4 }, showgrid: false }, yaxis: { ...axis, tickformat: format ?? undefined },
-    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, colorway: ["#0f9488", "#6366f1", "#d97706", "#db2777", "#64748b", "#65a30d"],
-    hoverlabel: { font: font(), bgcolor: colour("card"), bordercolor: colour("line") } };
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, colorway: ["#0f9488", "#6366f1", "#d97706", "#db2777", "#64748b", "#65a30d"] };
 }

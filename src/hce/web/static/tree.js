@@ -4,7 +4,7 @@
 import { get } from "./api.js";
 import { $, bar, breakable, count, el, fill, nameOf, plural, titleOf, toast } from "./dom.js";
 import * as map from "./map.js";
-import { branchHue, colour, config, font, isDark, onTheme, plain, plotly } from "./plots.js";
+import { branchHue, colour, config, font, frame, isDark, onTheme, plain, plotly } from "./plots.js";
 import { stepsOf } from "./way.js";
 
 const MOST = 48; // children of a node to draw
@@ -66,9 +66,9 @@ export async function show(parameters) {
   const found = await get("/api/tree/path", q ? { q } : { id });
   if (own !== number) return;
   way = { ...found.way, lit: 0, id };
-  const told = id ? (way.came_later ? "came after the tree; belongs to" : "position of the document") : "path of the query";
+  const what = id ? (way.came_later ? "came after the tree; belongs to" : "position of the document") : "path of the query";
   const open = id ? el("button", { class: "link", onclick: () => page.open(id) }, id) : null;
-  fill($("tree-way"), el("span", {}, told, " ", open), stepsOf(way, (step) => go({ level: step.level, node: step.node })));
+  fill($("tree-way"), el("span", {}, what, " ", open), stepsOf(way, (step) => go({ level: step.level, node: step.node })));
   $("tree-way").hidden = false;
   if (picture === "map") return showFound(q, id, own);
   await visit(0, 0, 0, own);
@@ -174,9 +174,7 @@ function list(found = answer) {
 }
 
 function listDocuments(found) {
-  const rows = found.documents.map((each) => el("li", { class: way && way.id === each.id ? "lit" : null },
-    el("button", { onclick: () => page.open(each.id) },
-      el("span", {}, titleOf(each) || breakable(each.id)), el("small", {}, titleOf(each) ? breakable(each.id) : ""), el("span", { class: "beginning" }, each.beginning))));
+  const rows = found.documents.map((each) => rowOf(each, each.beginning, { onclick: () => page.open(each.id) }));
   const { level, node, size } = found.tree;
   const turn = (offset) => async () => list(await get("/api/tree", { level, node, depth: 0, most: MOST, offset }));
   const pager = size > MOST ? el("div", { class: "pager" },
@@ -187,10 +185,16 @@ function listDocuments(found) {
   showLit();
 }
 
+function rowOf(found, text, actions) {
+  const title = titleOf(found);
+  return el("li", { class: way && way.id === found.id ? "lit" : null }, el("button", actions,
+    el("span", {}, found.rank ? el("b", { class: "ranked" }, String(found.rank)) : null, title || breakable(found.id)),
+    el("small", {}, title ? breakable(found.id) : ""), el("span", { class: "beginning" }, text)));
+}
+
 function listHits(hits) {
-  const rows = hits.map((hit) => el("li", {},
-    el("button", { onclick: () => page.open(hit.id, hit.passage), onmouseenter: () => map.point(hit.id), onmouseleave: () => map.point(null) },
-      el("span", {}, el("b", { class: "ranked" }, String(hit.rank)), titleOf(hit) || breakable(hit.id)), el("small", {}, titleOf(hit) ? breakable(hit.id) : ""), el("span", { class: "beginning" }, hit.snippet))));
+  const rows = hits.map((hit) => rowOf(hit, hit.snippet,
+    { onclick: () => page.open(hit.id, hit.passage), onmouseenter: () => map.point(hit.id), onmouseleave: () => map.point(null) }));
   fill($("branch"), el("p", {}, plural(hits.length, "hit"), " of the query, numbered as on the map"), el("ol", {}, rows));
 }
 
@@ -294,8 +298,7 @@ async function draw() {
     marker: { colors: drawn.colours, line: { width: 1, color: colour("card") }, pad: { t: 22, l: 4, r: 4, b: 4 }, cornerradius: 4 },
     pathbar: { visible: false }, tiling: { packing: "squarify", pad: 2 }, textfont: { family: font().family, size: SIZE, color: drawn.inks },
   };
-  const layout = { margin: { t: 0, l: 0, r: 0, b: 0 }, paper_bgcolor: "rgba(0,0,0,0)", font: font(), uniformtext: { minsize: SIZE - 1, mode: "hide" },
-    hoverlabel: { font: font(), bgcolor: colour("card"), bordercolor: colour("line") } };
+  const layout = { ...frame(), margin: { t: 0, l: 0, r: 0, b: 0 }, uniformtext: { minsize: SIZE - 1, mode: "hide" } };
   await Plotly.react(treemap, [trace], layout, config);
   if (!treemap.dataset.listens) {
     treemap.dataset.listens = "yes";
