@@ -278,13 +278,11 @@ class Collection:
         nothing = np.zeros(self.dim, np.float32)
         for batch in _batches(rows, 4 * self.dim):
             data = [
-                {
-                    "number": partition.key(row.number),
-                    "document": row.document,
-                    "part": row.part,
-                    "content": _Text(row.content),
-                    "vector": nothing if row.vector is None else row.vector,
-                }
+                row._replace(
+                    number=partition.key(row.number),
+                    content=_Text(row.content),
+                    vector=nothing if row.vector is None else row.vector,
+                )._asdict()
                 for row in batch
             ]
             if not again:

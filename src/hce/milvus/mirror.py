@@ -167,7 +167,7 @@ class Mirror:
         moment = reader.moment()
         with self._lock:
             if self._known is None or self._known[1] < moment.change:
-                self._known = self._look(reader)
+                self._known = self._at_pointer(reader)
             if self._known is None or self._known[1] < moment.change:
                 self._known = self._catch_up()
             collection, change = self._known
@@ -204,7 +204,7 @@ class Mirror:
                 advice = f"'hce rebuild {self.index_folder}' fills a new one"
                 raise FormatError(f"{self.index_folder}: its collection lacks documents; {advice}")
 
-    def _look(self, reader: Reader) -> tuple[Collection, int] | None:
+    def _at_pointer(self, reader: Reader) -> tuple[Collection, int] | None:
         """Return the pointer's collection and change, if it is complete and fits."""
         pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not pointer.fits(manifest):

@@ -172,7 +172,7 @@ class ReplicaStore(Store):
         self.collection = Collection(server, "", dim)  # replaced when the index is rebuilt
         self.has = has  # fingerprint of the encoder at hand, which need not be copied
         self._lock = RLock()
-        self._looked = 0.0  # time of the last update
+        self._refreshed = 0.0  # time of the last update
         self._fills = 0  # number of full copies
 
     @classmethod
@@ -193,17 +193,17 @@ class ReplicaStore(Store):
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """Open a consistent view of a moment at most `REFRESH` seconds old."""
-        self.look()
+        self.refresh()
         with self._lend() as connection, heeding_deadlines(connection):
             with self._lock:  # the moment and the collection must belong together
                 connection.execute("BEGIN")
                 reader = _ReplicaReader(connection, self.dim, self.collection)
             yield reader
 
-    def look(self, *, now: bool = False) -> None:
+    def refresh(self, *, now: bool = False) -> None:
         """Copy new writes, unless the last update is less than `REFRESH` seconds old."""
         with self._lock:
-            if not now and time.monotonic() - self._looked < REFRESH:
+            if not now and time.monotonic() - self._refreshed < REFRESH:
                 return
             current = _current(self.server)
             if current.name != self.collection.name:
@@ -215,7 +215,7 @@ class ReplicaStore(Store):
                 if moment is not None:
                     with self.writing() as writer:
                         self._copy(writer, known.last, moment, removed)
-            self._looked = time.monotonic()
+            self._refreshed = time.monotonic()
 
     def known(self) -> Moment:
         """Return the last copied moment."""
@@ -248,7 +248,7 @@ class ReplicaStore(Store):
             self.collection = collection
             self._copy(writer, 0, moment, removed)
             manifest.write(self.path.parent)  # its `since` shows readers of an earlier moment that it is newer
-        self._looked = time.monotonic()
+        self._refreshed = time.monotonic()
 
     def _copy(self, writer: Writer, after: int, moment: Moment, removed: set[int]) -> None:
         """Delete the removed documents, then copy those with numbers above `after`."""
@@ -279,7 +279,7 @@ class _ReplicaMirror(Mirror):
 
     def check_later(self, moment: Moment) -> None:
         collection = self.store.collection
-        self.store.look(now=True)
+        self.store.refresh(now=True)
         with self.store.reading() as reader:
             if reader.moment().change == moment.change and self.store.collection is collection:
                 raise FormatError(
@@ -311,7 +311,7 @@ class ReplicaState(IndexState):
                 return super().search(*args, **options)
             except GoneOnError:
                 attempts -= 1
-                self.store.look(now=True)
+                self.store.refresh(now=True)
                 is_as_before = self.store.collection is collection and self.store.known().change == change
                 if is_as_before or not attempts:
                     raise

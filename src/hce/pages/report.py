@@ -162,7 +162,8 @@ def _search(calibration: Calibration) -> Iterator[str]:
 
 def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
     """Yield the queries that gained or lost most, and a chart of all."""
-    rows = [(query.after - query.before, _short(query.query), query) for query in queries]
+    texts = (query.query if len(query.query) <= 100 else f"{query.query[:99]}…" for query in queries)
+    rows = [(query.after - query.before, text, query) for text, query in zip(texts, queries, strict=True)]
     ordered = sorted(rows, key=lambda row: -row[0])
     for title, some in (
         ("What improved most", [row for row in ordered if row[0] > 0]),
@@ -178,7 +179,3 @@ def _changes(queries: Sequence[DevQuery]) -> Iterator[str]:
     if queries:
         yield "<h2>Every query</h2>"
         yield difference_bars([row[:2] for row in rows], "NDCG@10 after minus before")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 100 else f"{text[:99]}…"

@@ -29,7 +29,7 @@ from hce.index.state import ReindexedError
 from hce.index.tree import LiveTree, PathNode
 from hce.progress import check_deadline
 from hce.training.model_folder import IN_AN_INDEX, Training, read_training
-from hce.web.background import AskedQueries, DriftState, DriftWatch, Lane, QueryBatcher
+from hce.web.background import DriftState, DriftWatch, Lane, QueryBatcher, QueryLearner
 from hce.web.guard import Rules
 
 # Limits of one request; the refusal names the limit.
@@ -64,8 +64,8 @@ class ServedIndex:
         self.index, self.rules = index, rules
         self.tree, self.untrained, self.drift = LiveTree(index), Untrained(index), DriftWatch(index)
         self.map = DocumentMap(self.tree)
-        self.asked = AskedQueries(index.state) if learns else None
-        encode = self.asked.encode if self.asked else index.state.encode_queries
+        self.learner = QueryLearner(index.state) if learns else None
+        encode = self.learner.encode if self.learner else index.state.encode_queries
         self.queries = QueryBatcher(encode, SEARCHES_WAITING)
         self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)  # more threads than cores only compete
         self.writes = Lane(1, WRITES_WAITING)  # the store accepts one write at a time
@@ -74,8 +74,8 @@ class ServedIndex:
 
     def stop(self) -> None:
         """Stop the work in the background."""
-        if self.asked:
-            self.asked.flush()
+        if self.learner:
+            self.learner.flush()
         for each in (self.untrained, self.map, self.drift, self.searches, self.writes, self.embeddings, self.looks):
             each.stop()
 

@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
         if counter % 10 == 0:
             for connection in list(self.server_state.connections):
                 if isinstance(connection, HttpConnection):
-                    connection.look()
+                    connection.check()
         return await super().on_tick(counter)
 
 

@@ -108,7 +108,7 @@ class QueryBatcher:
                     finish()
 
 
-class AskedQueries:
+class QueryLearner:
     """Encodes queries and adds them to the mean in the index's folder, for `hce serve --learn-queries`.
 
     No text of a query is kept.

@@ -43,7 +43,7 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection if there is room, or if an idle one can be closed."""
-        self._waits_since = self._looked = self.loop.time()
+        self._waits_since = self._measured = self.loop.time()
         self._unsent = 0
         super().connection_made(transport)
         self.address = _network(self.client[0]) if self.client else ""
@@ -60,7 +60,7 @@ class HttpConnection(H11Protocol):
         is_busy = self.cycle is not None and not self.cycle.response_complete
         return None if is_busy else self._waits_since
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Close the connection if the client is too slow; called every second."""
         now, unsent, since = self.loop.time(), self.transport.get_write_buffer_size(), self.waiting_since
         if not unsent:
@@ -68,11 +68,11 @@ class HttpConnection(H11Protocol):
             if since is not None and now - since > HEAD_SECONDS:
                 self._give_up_waiting()
         elif not self._unsent:
-            self._unsent, self._looked = unsent, now
-        elif now - self._looked > TAKE_SECONDS:
+            self._unsent, self._measured = unsent, now
+        elif now - self._measured > TAKE_SECONDS:
             if self._unsent - unsent < TAKE_BYTES:
                 self.end()
-            self._unsent, self._looked = unsent, now
+            self._unsent, self._measured = unsent, now
 
     def on_response_complete(self) -> None:
         """Note when the connection became idle, then handle the next request."""
