@@ -21,7 +21,7 @@ from hce.training.query_mean import QueryMean, rows_of_first_part
 from hce.training.recipe import Recipe
 from hce.training.train import train
 from hce.web.app import create_app
-from hce.web.background import AskedQueries
+from hce.web.background import QueryLearner
 
 ASKED = ["w1 w2", "w7 w9", "w4"]
 
@@ -61,7 +61,7 @@ def test_nothing_is_kept_unless_asked_for(index):
 
 def test_a_killed_server_loses_only_what_came_since_the_last_write(index, monkeypatch):
     monkeypatch.setattr("hce.web.background.MOST_LOST", 2)
-    asked = AskedQueries(index.state)
+    asked = QueryLearner(index.state)
     for text in ASKED:
         asked.encode([text])
     assert QueryMean.find(index.path).count == 2  # and nothing else was done when the server was killed
@@ -70,7 +70,7 @@ def test_a_killed_server_loses_only_what_came_since_the_last_write(index, monkey
 def test_the_mean_of_few_queries_is_not_written(index, monkeypatch):
     """It would show what single ones asked. They are written with later ones."""
     monkeypatch.setattr("hce.web.background.LEAST_AT_ONCE", 4)
-    asked = AskedQueries(index.state)
+    asked = QueryLearner(index.state)
     asked.encode(ASKED)
     asked.flush()
     assert QueryMean.find(index.path) is None
@@ -85,12 +85,12 @@ def test_a_disk_that_fails_fails_no_search(index, monkeypatch, caplog):
 
     monkeypatch.setattr("hce.web.background.MOST_LOST", 1)
     monkeypatch.setattr("hce.training.query_mean.write_json", full)
-    assert len(AskedQueries(index.state).encode(["w1"])) == 1
+    assert len(QueryLearner(index.state).encode(["w1"])) == 1
     assert "was not saved (disk full)" in caplog.text
 
 
 def test_after_a_reindexing_the_mean_starts_over(index, static_encoder, bert_folder, tmp_path):
-    asked = AskedQueries(index.state)
+    asked = QueryLearner(index.state)
     asked.encode(ASKED)
     given = Encoder.load(bert_folder)
     halved = Encoder.load(bert_folder, prompts={"query": "w5 "})
@@ -110,7 +110,7 @@ def test_training_takes_what_was_learned_as_it_takes_the_texts(
     recipe = Recipe.for_encoder(
         static=True, epochs=1, batch_size=32, span_lengths=(4,), dev_queries=60, fit_static=False
     )
-    asked = AskedQueries(index.state)
+    asked = QueryLearner(index.state)
     asked.encode(ASKED)
     asked.flush()
     by_mean, by_texts = (
