@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from rich.text import Text
@@ -286,23 +285,22 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
     quality = ""
     if found.recall is not None:
         quality = f", scores {found.rescored} candidates again and finds {found.recall:.1%} of the ten nearest"
+    curves = {  # at every other value of a share
+        name: "nDCG@10 " + ", ".join(f"{value:.3f} at {share:g}" for share, value in points[::2])
+        for name, points in found.curves.items()
+    }
     return {
         "documents": f"{found.documents:,} ({found.added:,} added and {found.removed:,} removed since it was made)",
         "encoder": f"{found.encoder} ({found.fingerprint[:12]}, {found.dim} dimensions{base})",
         **_history_lines(found, training),
         "engine": f"{found.engine}{quality}{pending}",
         "search": found.search,
-        **{name: _curve(points) for name, points in found.curves.items()},
+        **curves,
         "tree": f"{found.tree_levels} levels" if found.tree_levels else "none",
         "on disk": f"{found.bytes / 1e6:,.1f} MB, format {found.format}",
         "created": found.created,
         "changed": found.changed,
     }
-
-
-def _curve(points: Sequence[tuple[float, float]]) -> str:
-    """Format nDCG@10 at every other value of a share."""
-    return "nDCG@10 " + ", ".join(f"{value:.3f} at {share:g}" for share, value in points[::2])
 
 
 def _history_lines(found: IndexStatus, training: Training | None) -> dict[str, str]:

@@ -118,13 +118,10 @@ class Ranking(NamedTuple):
 
 
 class VectorsByContent(NamedTuple):
-    """Vectors of texts by one encoder, of shape (T, n), and the content keys of these texts, (T,), int64.
+    """Vectors of texts by one encoder, and the content keys of these texts."""
 
-    The key is a hash of the text, not a document's number: restoring an older store makes numbers repeat.
-    """
-
-    contents: np.ndarray
-    vectors: np.ndarray
+    contents: np.ndarray  # hashes, (T,), int64, and not numbers, which repeat if an older store is restored
+    vectors: np.ndarray  # (T, n)
 
     @classmethod
     def read(cls, path: Path, encoder: Encoder) -> VectorsByContent:
@@ -368,11 +365,7 @@ class MapNow(NamedTuple):
         return result
 
     def place_of_query(self, reader: Reader, vector: np.ndarray) -> np.ndarray:
-        """Return the place that a document with this vector would have, of shape (2,).
-
-        Raises:
-            WriterBusyError: the index has just switched from the encoder that made the vector.
-        """
+        """Return the place (2,) of a vector; WriterBusyError if of an earlier encoder."""
         require_same_length(self.sheet.tree, len(vector))
         return np.asarray(self.sheet.near(reader, vector[None], self.drawn)[0])
 

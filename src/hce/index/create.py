@@ -75,20 +75,13 @@ HierarchyChoice = Hierarchy | Literal["grow"] | None
 
 @dataclass(frozen=True)
 class KnownEncoder:
-    """The encoder of a new index, and the facts of its training.
-
-    Attributes:
-        fingerprint: identifies the encoder; kept here because computing it takes a while.
-        folder: the folder that `hce train` wrote the encoder to, if any.
-        facts: what that folder records about the training.
-        fitted_documents: how many documents a table was fitted to just now; None if none was fitted.
-    """
+    """The encoder of a new index, and the facts of its training."""
 
     encoder: Encoder
-    fingerprint: str
-    folder: Path | None = None
-    facts: ModelFacts | None = None
-    fitted_documents: int | None = None
+    fingerprint: str  # kept here because computing it takes a while
+    folder: Path | None = None  # that `hce train` wrote the encoder to, if any
+    facts: ModelFacts | None = None  # what that folder records about the training
+    fitted_documents: int | None = None  # to which a table was fitted just now; None if none was fitted
 
     @classmethod
     def load(

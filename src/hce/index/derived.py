@@ -429,12 +429,8 @@ def _passage_texts(reader: Reader, after: int) -> Iterator[PassageText]:
 class Derived:
     """The parts derived from a store with one encoder's vectors.
 
-    Attributes:
-        engine_part: the engine of the vectors of all documents.
-        passages_part: the engine of the passages of long documents; unused if there are none.
-        words_part: the words of all texts.
-        mirror: the `Mirror` that sends writes to an engine elsewhere; None if the engine is in this process.
-        engine_name: the name of the engine that searches.
+    `mirror` sends writes to an engine elsewhere; it is None if the engine is in this process. Without long documents,
+    the engine of passages is not used.
     """
 
     def __init__(self, store: Store, manifest: Manifest, mirror: Any = None) -> None:

@@ -51,42 +51,28 @@ EXAMPLES = 3
 class Population(NamedTuple):
     """Statistics of the old documents, or of the new ones, from a sample.
 
-    Attributes:
-        documents: how many there are.
-        cosine: mean cosine to the nearest leaf's centroid.
-        spread: standard deviation of these cosines.
-        astray: the share of documents for which a walk down the tree misses the region of the nearest leaf.
-        found: the share of pieces of text (16 words) whose document is among the first ten hits. Of old documents, only
-            those held out from training are tried. None if they are too few.
-        asked: how many pieces were tried.
+    Pieces of text (16 words) are searched for; of old documents, only of those held out from training.
     """
 
-    documents: int
-    cosine: float
-    spread: float
-    astray: float
-    found: float | None
-    asked: int
+    documents: int  # how many there are
+    cosine: float  # mean cosine to the nearest leaf's centroid
+    spread: float  # standard deviation of these cosines
+    astray: float  # share for which a walk down the tree misses the region of the nearest leaf
+    found: float | None  # share of pieces whose document is among the first ten hits; None if these are too few
+    asked: int  # how many pieces were tried
 
 
 @dataclass(frozen=True)
 class GrownNode:
-    """A region that got more than its share of later documents.
-
-    Attributes:
-        before: how many of the tree's own documents are still in it.
-        added: how many came later.
-        words: words that distinguish the later documents.
-        examples: ids of the later documents nearest to the node's center.
-    """
+    """A region that got more than its share of later documents."""
 
     level: int
     node: int
     name: tuple[str, ...]
-    before: int
-    added: int
-    words: tuple[str, ...]
-    examples: tuple[str, ...]
+    before: int  # how many of the tree's own documents are still in it
+    added: int  # how many came later
+    words: tuple[str, ...]  # that distinguish the later documents
+    examples: tuple[str, ...]  # ids of the later documents nearest to the node's center
 
 
 @dataclass(frozen=True)
@@ -162,15 +148,8 @@ def measure_drift(
 ) -> Drift:
     """Compare the documents added after training with the others.
 
-    Args:
-        hierarchy: the tree.
-        tree_rows: the row of each of the tree's documents, or −1 if the document is gone.
-        vectors_at: returns the vectors of some rows, of shape (rows, n).
-        is_new: whether a row was added after training, of shape (N,), bool.
-        held_out: the rows of old documents that were held out from training.
-        texts: returns the texts of some rows.
-        encode: encodes texts of a side to unit rows, with the encoder of the vectors.
-        seed: the seed of the samples.
+    A document is a row, of which `vectors_at` and `texts` return vectors and texts. `tree_rows` has the row of each of
+    the tree's documents, or −1 if it is gone, and `held_out` the rows of old documents held out from training.
     """
     rng = np.random.default_rng(seed)
     old_rows, new_rows = np.flatnonzero(~is_new), np.flatnonzero(is_new)

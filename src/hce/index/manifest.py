@@ -43,35 +43,21 @@ OUTGROWN = 4  # a table is fitted again for more than this many times the docume
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFacts:
-    """An encoder of an index, and the settings that belong to it.
+    """An encoder of an index, and the settings that belong to it."""
 
-    Attributes:
-        encoder: its name.
-        dim: the length n of a vector.
-        encoder_files: size and modification time of each file of the encoder; if these match, no file is hashed.
-        base_encoder: the encoder that training began with, if known.
-        window: how many tokens the encoder reads at once; a longer document also gets passages.
-        hierarchy: the folder of the tree, if there is one.
-        words_share: how much words count in a hybrid search, from 0 to 1.
-        tokens_share: how much tokens count in the order of the first hits, from 0 to below 1.
-        shares: how the shares were chosen, see `hce.search.fusion.Calibration`; None if they were given.
-        fitted_documents: how many documents a table was fitted to for this index; None for any other encoder.
-        familiar: the last document number when the index got its encoder; None means the last one at creation.
-    """
-
-    encoder: str
+    encoder: str  # its name
     fingerprint: str
-    dim: int
-    encoder_files: dict[str, list[int]]
-    base_encoder: str | None
-    window: int
-    hierarchy: str | None
+    dim: int  # the length n of a vector
+    encoder_files: dict[str, list[int]]  # size and modification time of each; if they match, no file is hashed
+    base_encoder: str | None  # that training began with, if known
+    window: int  # how many tokens the encoder reads at once; a longer document also gets passages
+    hierarchy: str | None  # the folder of the tree, if there is one
     encoder_folder: str = "encoder"
-    words_share: float = 0.25
-    tokens_share: float = 0.4  # 0.2.0 used this share without writing it
-    shares: dict[str, Any] | None = None
-    fitted_documents: int | None = None
-    familiar: int | None = None
+    words_share: float = 0.25  # how much words count in a hybrid search, from 0 to 1
+    tokens_share: float = 0.4  # in the order of the first hits, below 1; 0.2.0 used this share without writing it
+    shares: dict[str, Any] | None = None  # how they were chosen, see `Calibration`; None if they were given
+    fitted_documents: int | None = None  # to which a table was fitted for this index; None for any other encoder
+    familiar: int | None = None  # the last number when the index got its encoder; None means that at creation
 
     @property
     def suffix(self) -> str:
@@ -113,35 +99,23 @@ class StandbyEncoder(EncoderFacts):
 class Manifest(EncoderFacts):
     """The settings of an index, which stay the same while documents are added and removed.
 
-    `beside` holds the fields of the standby encoder, if there is one: see `StandbyEncoder`.
-
-    Attributes:
-        created: the time of creation, in ISO 8601.
-        documents: how many documents there were at creation; they have the numbers 1 … documents.
-        corpus: name and fingerprint of the corpus that the index was created from.
-        language: the language of the texts, for stemming.
-        engine_at: the address of an engine elsewhere, such as Milvus.
-        since: the number of the write that activated this encoder's vectors; 0 for the first encoder.
-        switch: number and token of the write that activates the standby encoder. The manifest is right before and after
-            its commit, as it names both encoders: whether the store has this write decides which one is active.
-        calibration: thresholds of a good match, see `Index.good_match`; None if unknown.
-        fields: the record fields that hold id, text and title, if the user named them; for documents added later.
-        hce: the version that wrote the manifest.
+    `switch` has number and token of the write that activates the standby encoder. The manifest is right before and
+    after its commit, as it names both encoders: whether the store has this write decides which one is active.
     """
 
-    created: str
-    documents: int
-    corpus: dict[str, str]
+    created: str  # in ISO 8601
+    documents: int  # at creation; they have the numbers 1 … documents
+    corpus: dict[str, str]  # name and fingerprint of the corpus that the index was created from
     engine: str
-    language: str = "english"
-    engine_at: str | None = None
-    since: int = 0
-    beside: dict[str, Any] | None = None
+    language: str = "english"  # of the texts, for stemming
+    engine_at: str | None = None  # the address of an engine elsewhere, such as Milvus
+    since: int = 0  # the write that activated this encoder's vectors; 0 for the first encoder
+    beside: dict[str, Any] | None = None  # the fields of the standby encoder, see `StandbyEncoder`
     switch: dict[str, Any] | None = None
-    calibration: dict[str, Any] | None = None
-    fields: dict[str, str] | None = None
+    calibration: dict[str, Any] | None = None  # thresholds of a good match, see `MatchThresholds`; None if unknown
+    fields: dict[str, str] | None = None  # of records, for id, text and title, if the user named them
     format: int = FORMAT
-    hce: str = __version__
+    hce: str = __version__  # the version that wrote the manifest
 
     def write(self, folder: Path) -> None:
         """Put the manifest into the index's folder, atomically."""
@@ -205,7 +179,11 @@ class Manifest(EncoderFacts):
             manifest = checked_fields(cls, values)
             manifest._check()
             if manifest.switch is not None:  # a reindexing is at its last step, or was killed there
-                manifest = manifest._decided(folder, reader)
+                if reader is not None:
+                    manifest = manifest.at(reader.moment_at)
+                else:
+                    with closing(Store(folder, manifest.dim)) as store, store.reading() as present:
+                        manifest = manifest.at(present.moment_at)
         except FormatError as error:
             raise FormatError(f"{folder}: not an index, or a damaged one ({MANIFEST_FILE}: {error})") from error
         strange = values.keys() - {field.name for field in fields(cls)} - EARLIER
@@ -220,12 +198,6 @@ class Manifest(EncoderFacts):
     def settled(cls, folder: Path, writer: Reader) -> Manifest:
         """Read the manifest within a write; an undecided switch has failed, so drop it."""
         return replace(cls.read(folder, writer), switch=None)
-
-    def _decided(self, folder: Path, reader: Reader | None) -> Manifest:
-        if reader is not None:
-            return self.at(reader.moment_at)
-        with closing(Store(folder, self.dim)) as store, store.reading() as present:
-            return self.at(present.moment_at)
 
     def _check(self) -> None:
         """Fail on values that no index can have."""

@@ -91,11 +91,7 @@ class IndexEncoder:
 class IndexState:
     """The open parts of an index in this process, and the manifest that names them.
 
-    Attributes:
-        store: the documents.
-        derived: the engine, the engine of passages, and the words, all built from the store.
-        for_queries: the encoder for queries.
-        for_documents: a second copy for documents, so that a search need not wait while thousands are added.
+    Documents have a second copy of the encoder, so that a search need not wait while thousands are added.
     """
 
     def __init__(self, path: Path, encoder: Encoder | None = None) -> None:

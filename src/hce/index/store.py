@@ -131,22 +131,13 @@ class MomentPassedError(HceError):
 
 
 class Moment(NamedTuple):
-    """The state of a store after one write.
+    """The state of a store after one write. Its `token` is unrelated to tokens of texts."""
 
-    Attributes:
-        change: how many writes there have been.
-        token: a random value, drawn for each write, that distinguishes two stores with the same number of writes. It
-            has this name on disk and in Milvus; it is unrelated to tokens of texts.
-        at: the time of the write, in ISO 8601.
-        documents: how many documents there are.
-        last: the last number given so far.
-    """
-
-    change: int
-    token: str
-    at: str
+    change: int  # how many writes there have been
+    token: str  # random, drawn for each write: two stores with as many writes differ in it
+    at: str  # the time of the write, in ISO 8601
     documents: int
-    last: int
+    last: int  # the last number given so far
 
 
 class WriteMark(NamedTuple):
@@ -187,12 +178,12 @@ class PassageVectors(NamedTuple):
 
 
 class _Stamp(NamedTuple):
-    """What changes when a store is written to: the file's identity, size and time, and the length of its log."""
+    """What changes when a store is written to."""
 
-    file: tuple[int, int]
+    file: tuple[int, int]  # device and inode
     size: int
     modified: int
-    log: int
+    log: int  # length of the log
 
 
 class Connection(sqlite3.Connection):
@@ -408,7 +399,12 @@ class Store:
             if _is_busy(error):
                 raise
             if stamp.log:
-                raise self._unreadable(error) from error
+                if "unable to open" not in str(error) and "readonly" not in str(error):
+                    raise
+                raise InputError(
+                    f"{self.path.parent}: there is a log ({self.path}-wal), which needs write permission to be read; "
+                    "have its owner open the index once"
+                ) from error
             connection = self._opened("mode=ro&immutable=1")
             connection.stamp = stamp
         try:
@@ -439,14 +435,6 @@ class Store:
             connection.close()
             raise
         return connection
-
-    def _unreadable(self, error: sqlite3.OperationalError) -> Exception:
-        if "unable to open" not in str(error) and "readonly" not in str(error):
-            return error
-        return InputError(
-            f"{self.path.parent}: there is a log ({self.path}-wal), which needs write permission to be read; "
-            "have its owner open the index once"
-        )
 
     def _check_place(self) -> None:
         """Fail if the file is not the one that was opened first."""
@@ -480,15 +468,11 @@ class Store:
 
 
 class Reader:
-    """A view of a store at one moment.
-
-    Attributes:
-        dim: the length of a vector. The store records it once it differs from the length at creation.
-    """
+    """A view of a store at one moment."""
 
     def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
         self._connection = connection
-        self.dim = self._one("PRAGMA user_version")[0] or dim
+        self.dim = self._one("PRAGMA user_version")[0] or dim  # recorded once it differs from that at creation
         if not 0 < self.dim <= MOST_DIMENSIONS:
             raise damaged("the length of its vectors")
 

@@ -44,16 +44,11 @@ SECONDS_TO_WAIT = 2.0  # for another process; codes that cannot be read or writt
 
 
 class TokenCodes:
-    """The codes of texts in a folder, and the tokens of the last queries; safe for many threads and processes.
-
-    Attributes:
-        folder: the folder of the space and the codes.
-        share: the number of the file that only this process fills, if several work together; 0 for the common file.
-    """
+    """The codes of texts in a folder, and the tokens of the last queries; safe for many threads and processes."""
 
     def __init__(self, folder: Path, share: int = 0) -> None:
         self.folder = folder
-        self.share = share
+        self.share = share  # the number of the file that only this process fills; 0 for the common file
         self._queries: dict[str, QueryTokens] = {}
 
     @classmethod

@@ -211,21 +211,14 @@ class NotThereError(InputError):
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the tree, with some of its children.
+    """A node of the tree, with some of its children."""
 
-    Attributes:
-        level: 0 is the root.
-        size: how many documents are under it.
-        child_count: how many of its children have documents; for a leaf, how many documents it has.
-        children: the largest of these children, if requested; a leaf has none.
-    """
-
-    level: int
+    level: int  # 0 is the root
     node: int
     name: list[str]
-    size: int
-    child_count: int
-    children: list[Node] = field(default_factory=list)
+    size: int  # how many documents are under it
+    child_count: int  # children that have documents; for a leaf, its documents
+    children: list[Node] = field(default_factory=list)  # the largest of these, if requested; a leaf has none
 
 
 @dataclass(frozen=True)
@@ -239,51 +232,34 @@ class OtherChild:
 
 @dataclass(frozen=True)
 class WayStep:
-    """One step of the way down, to a node of level 1 … L−1.
-
-    Attributes:
-        size: how many documents are under the node.
-        score: the cosine of the node's centroid to the query or document.
-        siblings: how many nodes the step chose from, including this one.
-        rivals: the closest of the other nodes.
-    """
+    """One step of the way down, to a node of level 1 … L−1."""
 
     level: int
     node: int
     name: list[str]
-    size: int
-    score: float
-    siblings: int
-    rivals: list[OtherChild]
+    size: int  # how many documents are under the node
+    score: float  # the cosine of the node's centroid to the query or document
+    siblings: int  # how many nodes the step chose from, including this one
+    rivals: list[OtherChild]  # the closest of the other nodes
 
 
 @dataclass(frozen=True)
 class Way:
-    """The way of a query or document from the root to a leaf.
-
-    For a document, `position` is its place among the leaf's documents. `came_later` says that the tree was grown before
-    the document came.
-    """
+    """The way of a query or document from the root to a leaf."""
 
     steps: list[WayStep]
-    position: int | None = None
-    came_later: bool = False
+    position: int | None = None  # of a document among the leaf's documents
+    came_later: bool = False  # whether the tree was grown before the document came
 
 
 class Places(NamedTuple):
-    """The places of the documents in a tree, at one moment.
-
-    Attributes:
-        numbers: the numbers of all documents, sorted by leaf and then by number, of shape (N,).
-        leaf_start: the position in `numbers` where each leaf begins, of shape (leaves + 1,).
-        sizes: for the levels 0 … L−1, how many documents are under each node.
-    """
+    """The places of the documents in a tree, at one moment."""
 
     moment: Moment
     tree: NumberedHierarchy
-    numbers: np.ndarray
-    leaf_start: np.ndarray
-    sizes: list[np.ndarray]
+    numbers: np.ndarray  # of all documents, sorted by leaf and then by number, (N,)
+    leaf_start: np.ndarray  # where each leaf begins in `numbers`, (leaves + 1,)
+    sizes: list[np.ndarray]  # for the levels 0 … L−1, how many documents are under each node
 
     @classmethod
     def now(cls, tree: NumberedHierarchy, reader: Reader) -> Places:

@@ -63,15 +63,10 @@ SCORES_AT_ONCE = 1 << 26  # floats in a block of the score matrix: 256 MB
 
 
 class Found(NamedTuple):
-    """The best vectors for each query, best first; equal scores in order of number.
+    """The best vectors for each query, best first; equal scores in order of number."""
 
-    Attributes:
-        numbers: of shape (Q, k), int64; −1 where there are fewer than k vectors.
-        scores: of shape (Q, k), float32; −inf there.
-    """
-
-    numbers: np.ndarray
-    scores: np.ndarray
+    numbers: np.ndarray  # (Q, k), int64; −1 where there are fewer than k vectors
+    scores: np.ndarray  # (Q, k), float32; −inf there
 
 
 class Engine(Protocol):
@@ -143,23 +138,16 @@ def load_engine(name: str, folder: str | Path, dim: int) -> VectorEngine:
 
 
 class VectorEngine:
-    """Vectors by row, the number of each row, and their codes.
-
-    Attributes:
-        name: "codes", or "exact" to never have codes.
-        codes: the codes of all rows; None if every vector is scored.
-        rescored: how many candidates a search for ten scores again; a search for k scores 2·(k − 10) more.
-        recall: the share of their ten nearest vectors that test queries found by codes.
-        built: how many vectors there were when the engine was built.
-    """
+    """Vectors by row, the number of each row, and their codes."""
 
     def __init__(self, name: str, numbers: np.ndarray, vectors: Rows) -> None:
         if name not in ENGINES:
             raise InputError(f"engine {name!r}: choose one of {', '.join(ENGINES)}")
-        self.name = name
-        self.codes: Codes | None = None
-        self.rescored, self.recall = K, 1.0
-        self.built = len(numbers)
+        self.name = name  # "codes", or "exact" to never have codes
+        self.codes: Codes | None = None  # of all rows; None if every vector is scored
+        self.rescored = K  # candidates that a search for ten scores again; a search for k scores 2·(k − 10) more
+        self.recall = 1.0  # share of their ten nearest vectors that test queries found by codes
+        self.built = len(numbers)  # vectors when the engine was built
         self._numbers = numbers
         self._vectors = vectors
         self._live: np.ndarray | None = None  # whether each row is not removed since the last snapshot; None for all

@@ -31,19 +31,13 @@ TOKENS_FIRST = 50  # hits that tokens reorder; 30 and 100 were as good
 class Ranked(NamedTuple):
     """Candidates of a query, best first; a score is the sum of a part from meaning and a part from words.
 
-    Attributes:
-        numbers: the documents' numbers, of shape (m,), int64.
-        from_meaning: the scaled cosine times the share of meaning, of shape (m,). In a search by meaning alone, the
-            cosine itself; by words alone, 0.
-        from_words: the scaled BM25 score times the share of words, of shape (m,). In a search by words alone, the BM25
-            score itself; by meaning alone, 0.
-        word_passages: the number of the passage with the BM25 score, of shape (m,); 0 if the document itself has it.
+    A search by meaning alone has the cosines and 0, one by words alone 0 and the BM25 scores.
     """
 
-    numbers: np.ndarray
-    from_meaning: np.ndarray
-    from_words: np.ndarray
-    word_passages: np.ndarray
+    numbers: np.ndarray  # (m,), int64
+    from_meaning: np.ndarray  # the scaled cosine times the share of meaning, (m,)
+    from_words: np.ndarray  # the scaled BM25 score times the share of words, (m,)
+    word_passages: np.ndarray  # the passage with the BM25 score, (m,); 0 if the document itself has it
 
     def best(self, k: int) -> Ranked:
         """Return the first k candidates."""
@@ -195,17 +189,11 @@ ASKED = {
 
 
 class Shares(NamedTuple):
-    """How much each part of a search counts, from 0 to 1; `hce.training.calibration` chooses them.
+    """How much each part of a search counts, from 0 to 1; `hce.training.calibration` chooses them."""
 
-    Attributes:
-        words: the share of BM25 in the sum of words and meaning.
-        tokens: the share of late interaction in the order of the first hits.
-        companions: the share of an encoder's companions in the cosine.
-    """
-
-    words: float
-    tokens: float = 0.0
-    companions: float = 0.0
+    words: float  # of BM25 in the sum of words and meaning
+    tokens: float = 0.0  # of late interaction in the order of the first hits
+    companions: float = 0.0  # of an encoder's companions in the cosine
 
 
 FIXED = {"table": Shares(0.5), "transformer": Shares(0.25)}
@@ -216,22 +204,16 @@ FIXED = {"table": Shares(0.5), "transformer": Shares(0.25)}
 class Calibration:
     """The chosen shares, and the measurements behind them.
 
-    Attributes:
-        shares: the chosen shares.
-        kind: the kind of the questions, see `hce.training.calibration.Questions`; None if there were none.
-        asked: how many questions there were.
-        ndcg: mean nDCG@10 on the questions: of vectors alone, of words alone, of both with the usual shares, and of the
-            search after each part was added with its chosen share.
-        interval: 95 % interval of the difference between the chosen search and the best of the simpler ones.
-        curves: for each share, pairs of a value and its nDCG@10, with the other shares as chosen.
+    `ndcg` has the mean nDCG@10 on the questions: of vectors alone, of words alone, of both with the usual shares, and
+    of the search after each part was added with its chosen share.
     """
 
     shares: Shares
-    kind: Kind | None = None
-    asked: int = 0
+    kind: Kind | None = None  # of the questions, see `hce.training.calibration.Questions`; None if there were none
+    asked: int = 0  # how many questions there were
     ndcg: dict[str, float] = field(default_factory=dict)
-    interval: tuple[float, float] | None = None
-    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    interval: tuple[float, float] | None = None  # 95 % of the gain over the best of the simpler searches
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # share → its values and their nDCG@10
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> Calibration:

@@ -25,30 +25,20 @@ ENGINE_FOLDER = "engine"
 
 
 class Nearest(NamedTuple):
-    """The documents nearest to each query, best first; equal scores in order of number.
-
-    Numbers and scores are as in `Found`. `passage_numbers`, of shape (Q, k), name the passages with these scores; 0 is
-    the document's own vector.
-    """
+    """The documents nearest to each query, as in `Found`."""
 
     numbers: np.ndarray
     scores: np.ndarray
-    passage_numbers: np.ndarray
+    passage_numbers: np.ndarray  # of the passages with these scores, (Q, k); 0 is the document's own vector
 
 
 class PassageEngine:
-    """Vectors of passages by number, and the document of each.
-
-    Attributes:
-        engine: the vectors.
-        passage_numbers: the passages' numbers, rising, of shape (P,), int64.
-        documents: the number of each passage's document, of shape (P,), int64.
-    """
+    """Vectors of passages by number, and the document of each."""
 
     def __init__(self, engine: VectorEngine, passage_numbers: np.ndarray, documents: np.ndarray) -> None:
         self.engine = engine
-        self.passage_numbers = passage_numbers
-        self.documents = documents
+        self.passage_numbers = passage_numbers  # rising, (P,), int64
+        self.documents = documents  # the number of each passage's document, (P,), int64
 
     @classmethod
     def build(

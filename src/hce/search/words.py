@@ -36,17 +36,11 @@ SPARE = 8  # hits beyond k, which order most ties at the last place without a se
 
 
 class FoundByWords(NamedTuple):
-    """Documents that share a word with a query.
+    """Documents that share a word with a query, best first."""
 
-    Attributes:
-        numbers: of the documents, best first, of shape (m,), int64.
-        scores: by BM25, of shape (m,), float32.
-        passage_numbers: the passages with these scores, of shape (m,), int64; 0 if the entire text has it.
-    """
-
-    numbers: np.ndarray
-    scores: np.ndarray
-    passage_numbers: np.ndarray
+    numbers: np.ndarray  # (m,), int64
+    scores: np.ndarray  # by BM25, (m,), float32
+    passage_numbers: np.ndarray  # of the passages with these scores, (m,), int64; 0 if the entire text has it
 
     def at(self, rows: np.ndarray | slice) -> FoundByWords:
         """Return some rows, chosen as NumPy chooses."""
@@ -65,13 +59,9 @@ class PassageText(NamedTuple):
 
 
 class Words:
-    """An index of the words of numbered texts.
+    """An index of the words of numbered texts."""
 
-    Attributes:
-        FORMAT: the format of a snapshot: tantivy's version, and a number for the way texts become words.
-        language: the language of the texts, for stemming: one of `LANGUAGES` or "none".
-    """
-
+    # The format of a snapshot: tantivy's version, and a number for the way texts become words.
     FORMAT: ClassVar[str] = f"{tantivy.__version__.rpartition(', ')[2]}, words 4"  # type: ignore[attr-defined]
 
     def __init__(self, folder: Path, language: str, private: ScratchFolder | None = None) -> None:
