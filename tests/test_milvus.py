@@ -32,7 +32,7 @@ from hce.errors import AwayError, FormatError, HceError, InputError
 from hce.index.index import Index
 from hce.milvus import engine as milvus
 from hce.milvus import mirror, replica
-from hce.milvus.engine import DOCUMENTS, LOG, PASSAGES, Address, Collection, Milvus, MilvusEngine, MilvusRow, is_address
+from hce.milvus.engine import Address, Collection, Milvus, MilvusEngine, MilvusRow, Partition, is_address
 from hce.milvus.mirror import POINTER_FILE, Pointer, pieces_of
 from hce.search.engine import Found
 from hce.web.app import create_app
@@ -49,20 +49,20 @@ QUERIES = ("star red w3", "law", "w40 ship blue w41 w42")
 # ----------------------------------------------------------------------------------------- without Milvus
 
 
-class Rows(Collection):
-    """A collection whose rows are here: each of the documents 1 to 9 has four passages."""
+class Rows(Partition):
+    """A partition whose rows are here: each of the documents 1 to 9 has four passages."""
 
     def __init__(self) -> None:
-        super().__init__(None, "rows", 1)  # type: ignore[arg-type]
+        super().__init__(Collection(None, "rows", 1), "rows", 0)  # type: ignore[arg-type]
         self.asked: list[int] = []
 
-    def _query(self, partition, condition, *, fields=()):
+    def _query(self, condition, *, fields=()):
         documents = json.loads(condition.removeprefix("document in "))
         self.asked.append(len(documents))
         rows = [MilvusRow(4 * each + part, each, part, "", None) for each in documents for part in range(4)]
         return {row.number: row for row in rows[: milvus.MOST_FOUND]}
 
-    def nearest(self, partition, queries, k, condition):
+    def nearest(self, queries, k, condition):
         numbers = np.tile(np.arange(9, 9 - k, -1), (len(queries), 1))
         return Found(numbers, (numbers / 10).astype(np.float32))
 
@@ -70,7 +70,7 @@ class Rows(Collection):
 def test_no_row_of_many_documents_is_cut_off(monkeypatch):
     monkeypatch.setattr(milvus, "MOST_FOUND", 16)
     rows = Rows()
-    assert [row.number for row in rows.rows_of(PASSAGES, range(1, 10))] == list(range(4, 40))
+    assert [row.number for row in rows.rows_of(range(1, 10))] == list(range(4, 40))
     assert max(rows.asked) == 9  # of which four were too many at once
     assert rows.asked[-1] < 4
 
@@ -78,7 +78,7 @@ def test_no_row_of_many_documents_is_cut_off(monkeypatch):
 def test_what_is_removed_and_not_deleted_yet_is_not_found():
     """As between the telling of a removal and the deletion; those behind it move up."""
     removed = [9, 7]
-    engine = MilvusEngine(Rows(), DOCUMENTS, 7, 9, lambda numbers: ~np.isin(numbers, removed))
+    engine = MilvusEngine(Rows(), 7, 9, lambda numbers: ~np.isin(numbers, removed))
     assert engine.search(np.ones((1, 1), np.float32), 3).numbers.tolist() == [[8, 6, 5]]
 
 
@@ -295,10 +295,10 @@ def test_large_requests_are_cut_up(real_server):
     collection = Collection(server, "large_1", 1024)
     vector = np.full(1024, 1 / 32, np.float32)
     rows = [MilvusRow(i, i, 1, "x" * 60_000, vector) for i in range(1, 1101)]
-    collection.put(milvus.DOCUMENTS, rows)
-    assert sum(1 for _ in collection.rows_between(milvus.DOCUMENTS, 1, 1101, ("number", "document", "part"))) == 1100
-    collection.put(milvus.DOCUMENTS, rows[:5], again=True)
-    assert [row.number for row in collection.rows_between(milvus.DOCUMENTS, 1, 6)] == [1, 2, 3, 4, 5, 6]
+    collection.documents.put(rows)
+    assert sum(1 for _ in collection.documents.rows_between(1, 1101, ("number", "document", "part"))) == 1100
+    collection.documents.put(rows[:5], again=True)
+    assert [row.number for row in collection.documents.rows_between(1, 6)] == [1, 2, 3, 4, 5, 6]
     server.call("drop_collection", "large_1")
     server.close()
 
@@ -359,7 +359,7 @@ def test_whatever_is_interrupted_is_caught_up(tmp_path, documents, module_static
         done.clear()
         with monkeypatch.context() as patch:
             for name in ("put", "delete"):
-                patch.setattr(Collection, name, killed(getattr(Collection, name)))
+                patch.setattr(Partition, name, killed(getattr(Partition, name)))
             with suppress(Killed):
                 work()
 
@@ -393,7 +393,7 @@ def test_a_lost_answer_writes_nothing_twice(tmp_path, documents, module_static_e
         monkeypatch.undo()
         assert lost and len({hit.id for hit in index.search("star", 100, mode="dense")}) == 20
         collection = index.state.derived.mirror.at(next(iter_reader(index)))
-        assert len(list(collection.rows_between(milvus.DOCUMENTS, 1, 100))) == 20
+        assert len(list(collection.documents.rows_between(1, 100))) == 20
 
 
 def iter_reader(index: Index):
@@ -537,7 +537,7 @@ def test_collections_of_others_are_refused(tmp_path, documents, module_static_en
             Index.open(f"{embedded}#ours", static_encoder)
         pointer = Pointer.read(index.path)
         collection = Collection(server, pointer.collection, 32)
-        (row,) = collection.rows_between(LOG, 1, 1)
+        (row,) = collection.log.rows_between(1, 1)
         facts = json.loads(row.content)
         for change, message in (
             ({"format": 99}, "written by a newer version of hce; upgrade"),
@@ -545,11 +545,11 @@ def test_collections_of_others_are_refused(tmp_path, documents, module_static_en
             ({"files": {"../../x": [0, "", 1, 0]}}, "damaged .a file named"),
             ({"files": {**facts["files"], "x": [3, "00", 1, 1]}}, "x of the encoder is not as it was written"),
         ):
-            collection.put(LOG, [row._replace(content=json.dumps({**facts, **change}))], again=True)
+            collection.log.put([row._replace(content=json.dumps({**facts, **change}))], again=True)
             with pytest.raises(FormatError, match=message):
                 Index.open(f"{embedded}#ours")
-        collection.put(LOG, [row], again=True)
-        collection.delete(milvus.DOCUMENTS, [2])  # behind our back
+        collection.log.put([row], again=True)
+        collection.documents.delete([2])  # behind our back
         with Index.open(f"{embedded}#ours") as reader, pytest.raises(HceError, match="lacks documents"):
             reader.search("star", 5, mode="dense")
         with pytest.raises(FormatError, match=r"lacks documents; 'hce rebuild .*' fills a new one"):

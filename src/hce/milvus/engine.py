@@ -89,28 +89,6 @@ class MilvusRow(NamedTuple):
     vector: np.ndarray | None = None  # of shape (n,); None for rows that no search should find
 
 
-class Partition(NamedTuple):
-    """A part of a collection, with its own range of keys.
-
-    Milvus's partitions share one space of keys, so each partition here adds a base.
-    """
-
-    name: str
-    base: int
-    step: int = 1
-
-    def key(self, number: int) -> int:
-        """Return the key of a number."""
-        return self.base + self.step * number
-
-
-DOCUMENTS = Partition("documents", 0)
-PIECES = Partition("pieces", 1 << 60)  # the rest of contents that do not fit into one row
-PASSAGES = Partition("passages", 1 << 61)
-FILES = Partition("files", 1 << 62)
-LOG = Partition("log", 0, -1)
-
-
 # ------------------------------------------------------------------------------------------------- the server
 
 
@@ -238,8 +216,8 @@ def _create(client: Any, collection: str, dim: int) -> None:
     schema.add_field("content", DataType.VARCHAR, max_length=65_535)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
     client.create_collection(collection, schema=schema, consistency_level="Strong", timeout=PATIENCE)
-    for partition in (DOCUMENTS, PIECES, PASSAGES, FILES, LOG):
-        client.create_partition(collection, partition.name, timeout=PATIENCE)
+    for partition in ("documents", "pieces", "passages", "files", "log"):
+        client.create_partition(collection, partition, timeout=PATIENCE)
     index = client.prepare_index_params()
     index.add_index("vector", index_type="FLAT", metric_type="IP")
     client.create_index(collection, index, timeout=PATIENCE)
@@ -256,30 +234,52 @@ def _reason(error: Exception) -> str:
 # ------------------------------------------------------------------------------------------------- one collection
 
 
-@dataclass(eq=False)
 class Collection:
-    """Rows in the partitions of one collection."""
+    """A collection of vectors of `dim` in partitions, which share one space of keys.
 
-    server: Milvus
+    Reads see all writes before `since`, a timestamp of Milvus. With 0 they see all writes so far, which takes 0.2 to
+    0.4 s longer.
+    """
+
+    def __init__(self, server: Milvus, name: str, dim: int, since: int = 0) -> None:
+        self.server, self.name, self.dim, self.since = server, name, dim, since
+        self.documents = Partition(self, "documents", 0)
+        self.pieces = Partition(self, "pieces", 1 << 60)  # the rest of contents that do not fit into one row
+        self.passages = Partition(self, "passages", 1 << 61)
+        self.files = Partition(self, "files", 1 << 62)
+        self.log = Partition(self, "log", 0, -1)
+
+
+@dataclass(eq=False)
+class Partition:
+    """The rows of one partition, with its own range of keys."""
+
+    collection: Collection
     name: str
-    dim: int
-    since: int = 0  # reads see all writes before this timestamp of Milvus; 0: all writes so far, which takes longer
+    base: int
+    step: int = 1
 
-    def _read(self, method: str, partition: Partition, **options: Any) -> Any:
-        """Read all writes up to `since`; reading all so far takes 0.2 to 0.4 s longer."""
-        options["consistency_level"] = "Customized" if self.since else "Strong"
-        if self.since:
-            options["guarantee_timestamp"] = self.since
-        return self.server.call(method, self.name, partition_names=[partition.name], **options)
+    def key(self, number: int) -> int:
+        """Return the key of a number."""
+        return self.base + self.step * number
 
-    def put(self, partition: Partition, rows: Iterable[MilvusRow], *, again: bool = False) -> None:
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        return self.collection.server.call(method, self.collection.name, *args, **options)
+
+    def _read(self, method: str, **options: Any) -> Any:
+        options["consistency_level"] = "Customized" if self.collection.since else "Strong"
+        if self.collection.since:
+            options["guarantee_timestamp"] = self.collection.since
+        return self._call(method, partition_names=[self.name], **options)
+
+    def put(self, rows: Iterable[MilvusRow], *, again: bool = False) -> None:
         """Insert rows; with `again`, or after an error, upsert: some may exist already."""
-        place: dict[str, Any] = {"partition_name": partition.name, "timeout": 3 * PATIENCE}
-        nothing = np.zeros(self.dim, np.float32)
-        for batch in _batches(rows, 4 * self.dim):
+        place: dict[str, Any] = {"partition_name": self.name, "timeout": 3 * PATIENCE}
+        nothing = np.zeros(self.collection.dim, np.float32)
+        for batch in _batches(rows, 4 * self.collection.dim):
             data = [
                 row._replace(
-                    number=partition.key(row.number),
+                    number=self.key(row.number),
                     content=_Text(row.content),
                     vector=nothing if row.vector is None else row.vector,
                 )._asdict()
@@ -287,71 +287,68 @@ class Collection:
             ]
             if not again:
                 try:
-                    self.server.call("insert", self.name, data, again=False, **place)
+                    self._call("insert", data, again=False, **place)
                     continue
                 except AwayError:
                     again = True  # the server may have written some of them before it failed
-            self.server.call("upsert", self.name, data, **place)
+            self._call("upsert", data, **place)
 
-    def delete(self, partition: Partition, numbers: Iterable[int]) -> None:
+    def delete(self, numbers: Iterable[int]) -> None:
         """Delete rows; unknown numbers are skipped."""
-        keys = [partition.key(int(number)) for number in numbers]
+        keys = [self.key(int(number)) for number in numbers]
         for start in range(0, len(keys), MOST_FOUND):
             condition = f"number in {keys[start : start + MOST_FOUND]}"
-            self.server.call("delete", self.name, partition_name=partition.name, filter=condition)
+            self._call("delete", partition_name=self.name, filter=condition)
 
     def rows_between(
-        self, partition: Partition, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
+        self, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
     ) -> Iterator[MilvusRow]:
         """Read rows with numbers from `first` to `last`, or rows of documents with these."""
 
         def condition(start: int, stop: int) -> str:
             if of_documents:
                 return f"document >= {start} and document <= {stop}"
-            low, high = sorted((partition.key(start), partition.key(stop)))
+            low, high = sorted((self.key(start), self.key(stop)))
             return f"number >= {low} and number <= {high}"
 
-        return self._in_blocks(partition, first, last, fields, condition)
+        return self._in_blocks(first, last, fields, condition)
 
-    def rows_of(
-        self, partition: Partition, documents: Sequence[int], fields: Sequence[str] = FIELDS
-    ) -> list[MilvusRow]:
+    def rows_of(self, documents: Sequence[int], fields: Sequence[str] = FIELDS) -> list[MilvusRow]:
         """Read the rows of some documents, in order of the rows' numbers."""
 
         def condition(start: int, stop: int) -> str:
             return f"document in {[int(number) for number in documents[start : stop + 1]]}"
 
-        blocks = self._in_blocks(partition, 0, len(documents) - 1, fields, condition)
+        blocks = self._in_blocks(0, len(documents) - 1, fields, condition)
         return sorted(blocks, key=attrgetter("number"))
 
-    def rows_after(self, partition: Partition, after: int) -> list[MilvusRow]:
+    def rows_after(self, after: int) -> list[MilvusRow]:
         """Read the rows with numbers above `after`, in order."""
-        found = self._query(partition, f"number {'<' if partition.step < 0 else '>'} {partition.key(after)}")
+        found = self._query(f"number {'<' if self.step < 0 else '>'} {self.key(after)}")
         return [found[number] for number in sorted(found)]
 
-    def vectors(self, partition: Partition, numbers: np.ndarray) -> np.ndarray:
+    def vectors(self, numbers: np.ndarray) -> np.ndarray:
         """Return vectors, of shape (m, n), float32; GoneOnError if one was deleted."""
         wanted = np.unique(numbers).tolist()
-        at_once = max(1, min(MOST_FOUND, REQUEST_BYTES // (4 * self.dim)))
+        at_once = max(1, min(MOST_FOUND, REQUEST_BYTES // (4 * self.collection.dim)))
         found: dict[int, MilvusRow] = {}
         for start in range(0, len(wanted), at_once):
-            keys = [partition.key(number) for number in wanted[start : start + at_once]]
-            found |= self._query(partition, f"number in {keys}", fields=(*PLACE, "vector"))
+            keys = [self.key(number) for number in wanted[start : start + at_once]]
+            found |= self._query(f"number in {keys}", fields=(*PLACE, "vector"))
         if len(found) < len(wanted):
-            raise GoneOnError(f"{self.server.address}: a document was deleted")
+            raise GoneOnError(f"{self.collection.server.address}: a document was deleted")
         rows = [found[number].vector for number in numbers.tolist()]
-        return np.array(rows, np.float32).reshape(len(rows), self.dim)
+        return np.array(rows, np.float32).reshape(len(rows), self.collection.dim)
 
-    def nearest(self, partition: Partition, queries: np.ndarray, count: int, condition: str) -> Found:
+    def nearest(self, queries: np.ndarray, count: int, condition: str) -> Found:
         """Find the `count` nearest that match a condition; GoneOnError if fewer exist."""
-        with_vectors = 4 * self.dim * count <= REQUEST_BYTES
-        at_once = max(1, REQUEST_BYTES // (4 * self.dim * count)) if with_vectors else 1
+        with_vectors = 4 * self.collection.dim * count <= REQUEST_BYTES
+        at_once = max(1, REQUEST_BYTES // (4 * self.collection.dim * count)) if with_vectors else 1
         numbers = np.empty((len(queries), count), np.int64)
         scores = np.empty((len(queries), count), np.float32)
         for start in range(0, len(queries), at_once):
             hits = self._read(
                 "search",
-                partition,
                 data=list(np.ascontiguousarray(queries[start : start + at_once], np.float32)),
                 limit=count,
                 filter=condition,
@@ -360,25 +357,27 @@ class Collection:
             )
             for row, of_one in enumerate(hits, start):
                 if len(of_one) < count:
-                    raise GoneOnError(f"{self.server.address}: only {len(of_one)} of {count} documents were found")
+                    raise GoneOnError(
+                        f"{self.collection.server.address}: only {len(of_one)} of {count} documents were found"
+                    )
                 keys = [int(hit["number"] if "number" in hit else hit["id"]) for hit in of_one]  # older servers use id
-                numbers[row] = [partition.step * (key - partition.base) for key in keys]
+                numbers[row] = [self.step * (key - self.base) for key in keys]
                 if with_vectors:
                     vectors = np.array([hit["entity"]["vector"] for hit in of_one], np.float32)
                 else:
-                    vectors = self.vectors(partition, numbers[row])
+                    vectors = self.vectors(numbers[row])
                 scores[row] = scores_with(vectors, queries[row])
         return Found(numbers, scores)
 
     def _in_blocks(
-        self, partition: Partition, first: int, last: int, fields: Sequence[str], condition: Callable[[int, int], str]
+        self, first: int, last: int, fields: Sequence[str], condition: Callable[[int, int], str]
     ) -> Iterator[MilvusRow]:
         """Read from `first` to `last` in blocks, smaller if an answer is too large."""
         start, at_once = first, MOST_ROWS
         while start <= last:
             stop = min(start + at_once - 1, last)
             try:
-                found = self._query(partition, condition(start, stop), fields=fields)
+                found = self._query(condition(start, stop), fields=fields)
                 is_cut_off = len(found) == MOST_FOUND
             except AwayError as error:
                 if at_once == 1 or not TOO_LARGE.search(str(error)):
@@ -390,11 +389,11 @@ class Collection:
             yield from (found[number] for number in sorted(found))
             start = stop + 1
 
-    def _query(self, partition: Partition, condition: str, *, fields: Sequence[str] = FIELDS) -> dict[int, MilvusRow]:
-        rows = self._read("query", partition, filter=condition, output_fields=list(fields), limit=MOST_FOUND)
+    def _query(self, condition: str, *, fields: Sequence[str] = FIELDS) -> dict[int, MilvusRow]:
+        rows = self._read("query", filter=condition, output_fields=list(fields), limit=MOST_FOUND)
         found = {}
         for each in rows:
-            number = partition.step * (int(each["number"]) - partition.base)
+            number = self.step * (int(each["number"]) - self.base)
             vector = np.array(each["vector"], np.float32) if "vector" in fields else None
             found[number] = MilvusRow(number, int(each["document"]), int(each["part"]), each.get("content", ""), vector)
         return found
@@ -435,7 +434,6 @@ def _batches(rows: Iterable[MilvusRow], width: int) -> Iterator[list[MilvusRow]]
 class MilvusEngine:
     """An engine over the vectors of one partition at one moment."""
 
-    collection: Collection
     partition: Partition
     count: int
     last: int  # the last number at that moment; later ones are ignored
@@ -455,14 +453,14 @@ class MilvusEngine:
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Return inner products with some vectors; GoneOnError if one was deleted."""
-        return scores_with(self.collection.vectors(self.partition, numbers), query)
+        return scores_with(self.partition.vectors(numbers), query)
 
     def _best(self, queries: np.ndarray, count: int) -> Found:
         """Find the best of all vectors; in blocks of numbers if Milvus returns too few."""
         condition, extra = f"number <= {self.partition.key(self.last)}", 0
         while count + extra <= MOST_FOUND:
             try:
-                found = self.collection.nearest(self.partition, queries, count + extra, condition)
+                found = self.partition.nearest(queries, count + extra, condition)
             except GoneOnError:
                 if not extra:
                     raise
@@ -472,7 +470,7 @@ class MilvusEngine:
             if (there.sum(axis=1) >= count).all():
                 return k_best(Found(np.where(there, found.numbers, -1), found.scores), count)
             extra = int((~there).sum(axis=1).max())
-        numbers = [row.number for row in self.collection.rows_between(self.partition, 1, self.last, PLACE)]
+        numbers = [row.number for row in self.partition.rows_between(1, self.last, PLACE)]
         everything = np.array(numbers, np.int64)
         return self._best_among(queries, count, everything[self.are_there(everything)])
 
@@ -488,6 +486,6 @@ class MilvusEngine:
         blocks = []
         for start in range(0, len(allowed), MOST_FOUND):
             keys = [self.partition.key(number) for number in allowed[start : start + MOST_FOUND].tolist()]
-            blocks.append(self.collection.nearest(self.partition, queries, min(count, len(keys)), f"number in {keys}"))
+            blocks.append(self.partition.nearest(queries, min(count, len(keys)), f"number in {keys}"))
         together = Found(*(np.concatenate(columns, axis=1) for columns in zip(*blocks, strict=True)))
         return k_best(together, count)

@@ -52,21 +52,7 @@ from hce.files import (
 from hce.index.derived import Part
 from hce.index.manifest import Manifest
 from hce.index.store import STORE_FILE, Entry, Moment, MomentPassedError, Reader, Store, heed_forks
-from hce.milvus.engine import (
-    DOCUMENTS,
-    FILES,
-    LOG,
-    PASSAGES,
-    PIECE,
-    PIECES,
-    PLACE,
-    Address,
-    Collection,
-    GoneOnError,
-    Milvus,
-    MilvusEngine,
-    MilvusRow,
-)
+from hce.milvus.engine import PIECE, PLACE, Address, Collection, GoneOnError, Milvus, MilvusEngine, MilvusRow
 from hce.milvus.engine import is_address as is_address
 from hce.progress import progress_bar
 from hce.search.engine import Engine, VectorEngine
@@ -238,17 +224,16 @@ class Mirror:
         pointer = replace(pointer, is_busy=True).write(self.index_folder)
         if not pointer.is_whole and not pointer.last:  # a new collection needs the encoder and the manifest first
             files, rows = file_rows(self.index_folder / manifest.encoder_folder)
-            collection.put(FILES, rows, again=again)
-            collection.put(LOG, facts_rows(manifest, files, pointer.writer), again=again)
+            collection.files.put(rows, again=again)
+            collection.log.put(facts_rows(manifest, files, pointer.writer), again=again)
         pointer = self._put_documents(collection, reader, pointer, again)
         removed = reader.removed_since(known.change).tolist()
         if not pointer.is_whole or known.change != moment.change:
-            collection.put(LOG, log_rows(moment, removed), again=again)
+            collection.log.put(log_rows(moment, removed), again=again)
         if removed:
-            for partition in (PIECES, PASSAGES):
-                gone = collection.rows_of(partition, removed, PLACE)
-                collection.delete(partition, [row.number for row in gone])
-            collection.delete(DOCUMENTS, removed)
+            for partition in (collection.pieces, collection.passages):
+                partition.delete(row.number for row in partition.rows_of(removed, PLACE))
+            collection.documents.delete(removed)
         if not pointer.is_whole:
             server.publish(collection.name)
         collection.since = server.now()
@@ -292,9 +277,9 @@ class Mirror:
         with progress_bar("sending to Milvus", left, "documents", show=left >= MANY) as advance:
             while some := list(islice(entries, DOCUMENTS_AT_ONCE)):
                 rows, further = document_rows(some)
-                collection.put(PIECES, further, again=again)
-                collection.put(PASSAGES, passage_rows(reader, some), again=again)
-                collection.put(DOCUMENTS, rows, again=again)
+                collection.pieces.put(further, again=again)
+                collection.passages.put(passage_rows(reader, some), again=again)
+                collection.documents.put(rows, again=again)
                 pointer = replace(pointer, last=some[-1].number).write(self.index_folder)
                 advance(len(some))
         return pointer
@@ -337,9 +322,9 @@ def facts_rows(manifest: Manifest, files: dict[str, list[Any]], writer: str) -> 
 
 def read_content(collection: Collection) -> dict[str, Any]:
     """Read the rows of `facts_rows`; {} if they are missing or damaged."""
-    rows = list(collection.rows_between(LOG, FACTS, FACTS))
+    rows = list(collection.log.rows_between(FACTS, FACTS))
     if rows:
-        rows += collection.rows_between(LOG, FACTS + 1, FACTS + rows[0].part - 1)
+        rows += collection.log.rows_between(FACTS + 1, FACTS + rows[0].part - 1)
     try:
         content = json.loads("".join(row.content for row in rows))
     except ValueError:
@@ -529,11 +514,11 @@ class _MirroredPart(Part[Searched]):
 
 def _document_engine(collection: Collection, reader: Reader) -> Engine:
     moment = reader.moment()
-    return MilvusEngine(collection, DOCUMENTS, moment.documents, moment.last, reader.are_there)
+    return MilvusEngine(collection.documents, moment.documents, moment.last, reader.are_there)
 
 
 def _passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
     numbers, documents = reader.passage_numbers()
     last, are_there = int(numbers.max(initial=0)), partial(np.isin, test_elements=numbers)
-    engine = MilvusEngine(collection, PASSAGES, len(numbers), last, are_there)
+    engine = MilvusEngine(collection.passages, len(numbers), last, are_there)
     return PassageEngine(cast(VectorEngine, engine), numbers, documents)  # here it is only searched

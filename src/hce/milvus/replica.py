@@ -32,19 +32,7 @@ from hce.index.manifest import IndexStatus, Manifest
 from hce.index.ranking import Hit
 from hce.index.state import IndexState
 from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer, heeding_deadlines
-from hce.milvus.engine import (
-    DOCUMENTS,
-    FILES,
-    LOG,
-    MOST_ROWS,
-    PASSAGES,
-    PIECES,
-    PLACE,
-    Address,
-    Collection,
-    GoneOnError,
-    Milvus,
-)
+from hce.milvus.engine import MOST_ROWS, PLACE, Address, Collection, GoneOnError, Milvus
 from hce.milvus.mirror import ENTRY_BITS, FORMAT, MANY, Mirror, read_content
 from hce.progress import progress_bar
 
@@ -76,7 +64,7 @@ def read_log(collection: Collection, after: int) -> tuple[Moment | None, set[int
     moment: Moment | None = None
     removed: set[int] = set()
     unsure: list[int] = []  # removals of an entry whose last part was not read yet
-    for row in collection.rows_after(LOG, (after + 2 << ENTRY_BITS) - 1):
+    for row in collection.log.rows_after((after + 2 << ENTRY_BITS) - 1):
         content = json.loads(row.content)
         unsure += content["removed"]
         if content["moment"] is not None:
@@ -86,10 +74,10 @@ def read_log(collection: Collection, after: int) -> tuple[Moment | None, set[int
 
 def read_documents(collection: Collection, first: int, last: int) -> dict[int, Document]:
     """Read documents by number; skip those being removed, which lack pieces."""
-    rows = list(collection.rows_between(DOCUMENTS, first, last))
+    rows = list(collection.documents.rows_between(first, last))
     contents = {row.number: [row.content] for row in rows}
     if any(row.part > 1 for row in rows):
-        further = collection.rows_between(PIECES, first, last, of_documents=True)
+        further = collection.pieces.rows_between(first, last, of_documents=True)
         for piece in sorted(further, key=attrgetter("document", "part")):
             contents.get(piece.document, []).append(piece.content)
     documents = {}
@@ -104,7 +92,7 @@ def read_extents(
     collection: Collection, first: int, last: int, documents: Mapping[int, Document]
 ) -> dict[int, tuple[int, Passage]]:
     """Read passages: number → the document's number and the extent."""
-    rows = collection.rows_between(PASSAGES, first, last, of_documents=True)
+    rows = collection.passages.rows_between(first, last, of_documents=True)
     return {row.number: (row.document, Passage(*json.loads(row.content))) for row in rows if row.document in documents}
 
 
@@ -118,7 +106,7 @@ def fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Pat
             raise FormatError(f"{address}: the collection is damaged (a file named {name!r})")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            for row in collection.rows_between(FILES, first, last):
+            for row in collection.files.rows_between(first, last):
                 file.write(base64.b64decode(row.content))
         if path.stat().st_size != size or file_sha256(path) != known:
             raise FormatError(f"{address}: {name} of the encoder is not as it was written; rebuild the index there")
@@ -139,7 +127,7 @@ class _ReplicaReader(Reader):
         return numbers, self.vectors_at(numbers)
 
     def vectors_at(self, numbers: np.ndarray) -> np.ndarray:
-        return self.collection.vectors(DOCUMENTS, numbers)
+        return self.collection.documents.vectors(numbers)
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
         numbers = self._numbers_after(after)
@@ -150,7 +138,7 @@ class _ReplicaReader(Reader):
                 yield Entry(number, documents[number], vector)
 
     def passages_of(self, documents: Iterable[int]) -> PassageVectors:
-        rows = self.collection.rows_of(PASSAGES, list(documents), (*PLACE, "vector"))
+        rows = self.collection.passages.rows_of(list(documents), (*PLACE, "vector"))
         vectors = np.array([row.vector for row in rows], np.float32).reshape(len(rows), self.dim)
         numbers, of = (np.array([getattr(row, name) for row in rows], np.int64) for name in ("number", "document"))
         return PassageVectors(numbers, of, vectors)
