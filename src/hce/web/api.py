@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from hce._version import __version__
@@ -121,12 +121,12 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__} if hasattr(value, "__slots__") else vars(value)
 
 
-def answer(value: Any) -> Json:
-    """Return a value as JSON that must not be cached."""
-    return Json(value, headers=NO_STORE)
+def answer(value: Any) -> Response:
+    """Return a value as JSON that must not be cached; a response stays as it is."""
+    return value if isinstance(value, Response) else Json(value, headers=NO_STORE)
 
 
-async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any, **named: Any) -> Json:
+async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any, **named: Any) -> Response:
     """Compute an answer and render its JSON, both in a thread of a lane.
 
     If the event loop rendered them one by one, finished answers would wait in memory without a limit.
@@ -134,11 +134,11 @@ async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any, **name
     return await lane.run(lambda: answer(work(*arguments, **named)))
 
 
-def looking(route: Callable[..., Any]) -> Callable[..., Awaitable[Json]]:
+def looking(route: Callable[..., Any]) -> Callable[..., Awaitable[Response]]:
     """Run a route in the lane `looks`, and return its value as JSON."""
 
     @wraps(route)
-    async def run(site: ServedIndex, **asked: Any) -> Json:
+    async def run(site: ServedIndex, **asked: Any) -> Response:
         return await rendered(site.looks, route, site, **asked)
 
     return run
@@ -259,7 +259,7 @@ class SearchAnswer:
 
 
 @router.get("/api/search", response_model=SearchAnswer)
-async def search(site: Served, asked: Annotated[SearchQuery, Query()]) -> Json:
+async def search(site: Served, asked: Annotated[SearchQuery, Query()]) -> Response:
     """Search documents by words, by meaning, or by both.
 
     With `compare`, the answer also has the ranking of the untrained encoder.
@@ -403,7 +403,7 @@ def get_document(site: Served, doc_id: str) -> Document:
 
 
 @router.delete("/api/documents/{doc_id:path}", response_model=Written)
-async def remove_document(site: Served, doc_id: str) -> Json:
+async def remove_document(site: Served, doc_id: str) -> Response:
     """Remove a document."""
     count = await _write(site, 404, site.index.remove, [doc_id])
     return answer(Written(await site.looks.run(len, site.index), removed=count))
@@ -483,7 +483,7 @@ def health(site: Served) -> HealthAnswer:
 
 
 @router.get("/ready", response_model=HealthAnswer)
-async def ready(site: Served) -> Json:
+async def ready(site: Served) -> Response:
     """Run a search as a check.
 
     The answer is 503 while too many requests wait, or while Milvus is away.
@@ -522,7 +522,7 @@ class EmbeddingsRequest(BaseModel):
 
 
 @router.post(EMBEDDINGS, responses={"4XX": {"description": "an error in the form of OpenAI's API"}})
-async def embeddings(site: Served, asked: EmbeddingsRequest) -> Json:
+async def embeddings(site: Served, asked: EmbeddingsRequest) -> Response:
     """Encode texts to unit vectors with the index's encoder, as OpenAI's API does."""
     texts, dim = asked.texts(), site.index.state.manifest.dim
     if asked.dimensions not in (None, dim):

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
-from fastapi import APIRouter, HTTPException, Query
+from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi.responses import Response
 
 from hce.data.text import Document
-from hce.index.background import DocumentMap, MapReadiness
-from hce.index.tree import LiveTree, Node, NotThereError, Way
-from hce.web.api import ID_CHARACTERS, NO_STORE, QUERY_CHARACTERS, REFUSED, TITLE_SHOWN, Json, Served, looking, rendered
+from hce.index.background import MapReadiness
+from hce.index.tree import Node, NotThereError, Way
+from hce.web.api import ID_CHARACTERS, NO_STORE, QUERY_CHARACTERS, REFUSED, TITLE_SHOWN, Served, looking
 
 TREE_LEVELS_AT_ONCE = 2
 CHILDREN_AT_ONCE = 500
@@ -25,6 +25,13 @@ Number = Annotated[int, Query(ge=1, le=2**32 - 1)]
 Text = Annotated[str | None, Query(min_length=1, max_length=QUERY_CHARACTERS, description="a query")]
 Id = Annotated[str, Query(max_length=ID_CHARACTERS)]
 
+
+async def _encoded(site: Served, q: Text = None) -> np.ndarray | None:
+    """Encode the query, if there is one."""
+    return None if q is None else await site.queries.encode(q)
+
+
+Vector = Annotated[np.ndarray | None, Depends(_encoded)]
 router = APIRouter(responses=REFUSED)
 
 
@@ -92,22 +99,19 @@ def _shown(document: Document) -> tuple[str, str, str]:
 
 
 @router.get("/api/tree/path", response_model=WayAnswer)
-async def tree_path(
+@looking
+def tree_path(
     site: Served,
+    vector: Vector,
     q: Text = None,
     id: Annotated[str | None, Query(min_length=1, max_length=ID_CHARACTERS, description="or a document")] = None,  # noqa: A002
-) -> Json:
+) -> WayAnswer:
     """Return the path of a query down the tree, level by level, or of a document."""
     if (q is None) == (id is None):
         raise HTTPException(400, "give either q (a query) or id (a document)")
-    vector = None if q is None else await site.queries.encode(q)
-    return await rendered(site.looks, _way, site.tree, q, id, vector)
-
-
-def _way(live: LiveTree, query: str | None, doc_id: str | None, vector: np.ndarray | None) -> WayAnswer:
-    with live.now() as (reader, places):
-        way = places.way_of_document(reader, str(doc_id)) if vector is None else places.way_of_query(vector)
-        return WayAnswer(query, doc_id, way)
+    with site.tree.now() as (reader, places):
+        way = places.way_of_document(reader, str(id)) if vector is None else places.way_of_query(vector)
+        return WayAnswer(q, id, way)
 
 
 # ----------------------------------------------------------------------------------------------------- the map
@@ -203,12 +207,18 @@ def regions(site: Served) -> MapAnswer:
 
 
 @router.get("/api/map/points", response_class=Response)
-async def points(site: Served) -> Response:
+@looking
+def points(site: Served) -> Response:
     """Return the points of the map as bytes.
 
     First come all numbers (uint32), then all x and y (uint16 pairs), then all nodes (uint16).
     """
-    body = await site.looks.run(_points, site.map)
+    site.map.readiness()  # starts to draw the map if needed
+    with site.index.state.reading() as reader:
+        drawn = site.map.at(reader).drawn
+    steps = np.round(np.clip(drawn.places, 0, 1) * STEPS_OF_A_PLACE)
+    parts = drawn.numbers.astype("<u4"), steps.astype("<u2"), drawn.nodes.astype("<u2")
+    body = b"".join(part.tobytes() for part in parts)
     return Response(body, headers=NO_STORE, media_type="application/octet-stream")
 
 
@@ -227,32 +237,21 @@ def documents(
 
 
 @router.get("/api/map/places", response_model=MapPlaces)
-async def places(
+@looking
+def places(
     site: Served,
+    vector: Vector,
     q: Text = None,
     id: Annotated[list[Id], Query(max_length=PLACES_AT_ONCE, description="documents")] = [],  # noqa: A002, B006
-) -> Json:
+) -> MapPlaces:
     """Return the positions of a query and of documents, without unknown ones."""
     if q is None and not id:
         raise HTTPException(400, "give q (a query), or id (a document), which may be repeated")
-    vector = None if q is None else await site.queries.encode(q)
-    return await rendered(site.looks, _places, site.map, vector, id)
-
-
-def _points(drawing: DocumentMap) -> bytes:
-    drawing.readiness()  # starts to draw the map if needed
-    with drawing.live.index.state.reading() as reader:
-        drawn = drawing.at(reader).drawn
-    steps = np.round(np.clip(drawn.places, 0, 1) * STEPS_OF_A_PLACE)
-    return drawn.numbers.astype("<u4").tobytes() + steps.astype("<u2").tobytes() + drawn.nodes.astype("<u2").tobytes()
-
-
-def _places(drawing: DocumentMap, vector: np.ndarray | None, ids: list[str]) -> MapPlaces:
-    drawing.readiness()  # starts to draw the map if needed
-    with drawing.live.index.state.reading() as reader:
-        now, there = drawing.at(reader), reader.present(ids)
+    site.map.readiness()  # starts to draw the map if needed
+    with site.index.state.reading() as reader:
+        now, there = site.map.at(reader), reader.present(id)
         query = None if vector is None else now.place_of_query(reader, vector).tolist()
-        numbers = {doc_id: there[doc_id][0] for doc_id in dict.fromkeys(ids) if doc_id in there}
+        numbers = {doc_id: there[doc_id][0] for doc_id in dict.fromkeys(id) if doc_id in there}
         found = now.places_of(reader, np.array(list(numbers.values()), np.int64)).tolist()
     return MapPlaces(
         [MapPlace(doc_id, number, *place) for (doc_id, number), place in zip(numbers.items(), found, strict=True)],
