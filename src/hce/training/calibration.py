@@ -40,7 +40,7 @@ from hce.search.fusion import (
     search_both,
 )
 from hce.search.words import Words
-from hce.training.pairs import DevSet, first_sentence_of, ndcg_of_rankings, with_random_others
+from hce.training.pairs import first_sentence_of, ndcg_of_rankings, with_random_others
 
 LADDERS = {
     "companions": (0.0, 0.1, 0.2, 0.3, 0.4),
@@ -76,9 +76,8 @@ KnownCodes = Callable[[list[str]], Mapping[str, np.ndarray]]
 class Questions:
     """Questions, and the pool of documents to search for answers.
 
-    Attributes:
-        kind: "labeled": people's queries; "written": remarks cut out of a program; "cut": titles and first sentences
-            cut out of their document; "titles": titles alone, from documents too short to cut.
+    "labeled" ones are people's queries, "written" ones remarks cut out of a program. "cut" are titles and first
+    sentences cut out of their document, "titles" titles alone, from documents too short to cut.
     """
 
     kind: Kind
@@ -86,12 +85,6 @@ class Questions:
     answers: list[np.ndarray]  # for each question, the rows of the pool that answer it
     pool: np.ndarray  # corpus positions of the documents to search, rising
     changed: dict[int, str]  # by row of the pool, the text left after a question was cut out
-
-    @classmethod
-    def labeled(cls, devset: DevSet) -> Questions:
-        """Return people's queries with their pool."""
-        queries = devset.panel[0]
-        return cls("labeled", queries.texts, queries.answers, devset.pool, {})
 
     def pool_texts(self, corpus: Corpus) -> list[str]:
         """Return the texts that are searched."""
@@ -119,17 +112,17 @@ def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) ->
     texts = Counter(corpus[position].full_text for position in pool.tolist())
     documents = zip(np.searchsorted(pool, asked).tolist(), map(corpus.__getitem__, asked.tolist()), strict=True)
     unique = [(row, each) for row, each in documents if texts[each.full_text] == 1]
-    ways: dict[Kind, Callable[[Document], Cut | None]] = {  # the most trusted kind first
-        "written": remark_of,
-        "cut": lambda document: _sentence_and_title(document, titles),
-        "titles": lambda document: _title_alone(document, titles),
+    ways: dict[Kind, Callable[[Document, Counter[str]], Cut | None]] = {  # the most trusted kind first
+        "written": lambda document, titles: remark_of(document),
+        "cut": _sentence_and_title,
+        "titles": _title_alone,
     }
     for kind, way in ways.items():
-        cuts = [(row, cut) for row, each in unique if (cut := way(each))]
+        cuts = [(row, cut) for row, each in unique if (cut := way(each, titles))]
         if len(cuts) >= max(LEAST_ASKED, LEAST_PART[kind] * len(unique)):
-            asked_by = [(text, np.array([row])) for row, cut in cuts for text in cut.questions]
-            rests = {row: cut.rest for row, cut in cuts}
-            return Questions(kind, [text for text, _ in asked_by], [rows for _, rows in asked_by], pool, rests)
+            texts_of_all = [text for _, cut in cuts for text in cut.questions]
+            answers = [np.array([row]) for row, cut in cuts for _ in cut.questions]
+            return Questions(kind, texts_of_all, answers, pool, {row: cut.rest for row, cut in cuts})
     return None
 
 
@@ -181,12 +174,7 @@ class PoolTokens:
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        space: TokenSpace,
-        questions: Questions,
-        corpus: Corpus,
-        known: KnownCodes | None = None,
+        self, encoder: Encoder, space: TokenSpace, questions: Questions, corpus: Corpus, known: KnownCodes | None = None
     ) -> None:
         self._encoder, self._space, self._known = encoder, space, known or (lambda texts: {})
         self._questions, self._texts = questions, questions.pool_texts(corpus)

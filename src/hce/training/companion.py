@@ -143,8 +143,9 @@ def without_companions(corpus: Corpus, learned: TrainResult) -> TrainResult:
 
 def _questions(corpus: Corpus, learned: TrainResult) -> Questions | None:
     """Return held-out labeled queries, else questions cut out of held-out documents."""
-    if learned.devset.is_labeled:
-        return Questions.labeled(learned.devset)
+    devset = learned.devset
+    if devset.is_labeled:
+        return Questions("labeled", devset.panel[0].texts, devset.panel[0].answers, devset.pool, {})
     return cut_questions(corpus, learned.recipe.seed, learned.sources.measured)
 
 
