@@ -259,7 +259,7 @@ def demo(
 
 @contextmanager
 def _reported(tracker: str, recipe: Recipe, folder: Path, *, is_shown: bool) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that shows an epoch, and logs it to accelerate's tracker, if any."""
+    """Yield a function that shows an epoch, and logs it to a tracker if named."""
 
     def show(epoch: Epoch) -> None:
         if is_shown:

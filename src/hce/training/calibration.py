@@ -381,7 +381,7 @@ class _Evidence:
         return self._ranked[companions]
 
     def _joined(self, companions: float) -> Part:
-        """Join the parts' vectors by the share of the companions, as `Encoder.beside` does."""
+        """Join the parts' vectors as `Encoder.beside` does."""
         if not companions:
             return self._parts[0]
         shares, (query_center, document_center) = divided(companions, len(self._parts) - 1), self._centers

@@ -27,7 +27,7 @@ from hce.data.text import Document, Offsets, Span, cut_span, first_words, word_o
 from hce.encoding.encoder import Encoder
 from hce.errors import InputError
 from hce.processes import process_count
-from hce.search.engine import nearest, score_blocks
+from hce.search.engine import nearest
 from hce.training.model_folder import mean_over_kinds
 from hce.training.query_mean import QueryMean
 from hce.training.recipe import Recipe
@@ -436,12 +436,9 @@ def _ndcg(
 ) -> np.ndarray:
     if variant_vectors is None:
         return ndcg_of_rankings(nearest(query_vectors, pool_vectors, CUTOFF)[0], queries.answers)
-    answers = np.concatenate(queries.answers)
-    own_scores = np.einsum("ij,ij->i", query_vectors, variant_vectors)
-    better = np.zeros(len(query_vectors), dtype=np.int64)
-    for rows, scores in score_blocks(query_vectors, pool_vectors):
-        scores[np.arange(len(scores)), answers[rows]] = -np.inf  # the variant replaces the full text
-        better[rows] = (scores >= own_scores[rows, None]).sum(axis=1)
+    own_scores = np.einsum("ij,ij->i", query_vectors, variant_vectors)[:, None]
+    found, scores = nearest(query_vectors, pool_vectors, CUTOFF + 1)  # one more: the variant replaces the full text
+    better = ((scores >= own_scores) & (found != np.stack(queries.answers))).sum(axis=1)
     return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
 
 
