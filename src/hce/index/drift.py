@@ -148,7 +148,7 @@ def measure_drift(
 ) -> Drift:
     """Compare the documents added after training with the others.
 
-    A document is a row, of which `vectors_at` and `texts` return vectors and texts. `tree_rows` has the row of each of
+    Documents are rows; `vectors_at` and `texts` return the vectors and texts of some. `tree_rows` has the row of each of
     the tree's documents, or −1 if it is gone, and `held_out` the rows of old documents held out from training.
     """
     rng = np.random.default_rng(seed)

@@ -144,7 +144,7 @@ def checked_queries(queries: str | Sequence[str]) -> list[str]:
 
 
 def checked_vectors(vectors: np.ndarray, dim: int) -> np.ndarray:
-    """Return vectors of queries, (Q, n), float32; InputError for another shape or NaN."""
+    """Return queries' vectors, (Q, n), float32; InputError for another shape or NaN."""
     try:
         rows = np.ascontiguousarray(vectors, dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -290,7 +290,7 @@ def _rankings(
 def cosines_of(
     searched: Searched, query_vector: np.ndarray, passage_of: dict[int, int], numbers: np.ndarray
 ) -> np.ndarray:
-    """Compute cosines (m,) of documents, or of nearer passages, added to `passage_of`."""
+    """Compute cosines (m,) of documents, or of nearer passages, put in `passage_of`."""
     if not len(numbers) or searched.engine is None:
         return np.zeros(0, np.float32)
     cosines = searched.engine.scores(query_vector, numbers)
@@ -367,15 +367,17 @@ def fold_near_equal(reader: Reader, hits: list[Hit]) -> list[Hit]:
     for row, hit in enumerate(hits):
         better = list(below)
         near = np.flatnonzero(vectors[better] @ vectors[row] >= SAME_MEANING).tolist() if better else []
-        shared = (
-            (other, words[other] & words[row], words[other] | words[row]) for other in map(better.__getitem__, near)
-        )
-        same = next((other for other, both, either in shared if len(both) >= SAME_WORDS * len(either)), None)
+        similar = (other for other in map(better.__getitem__, near) if _are_same(words[other], words[row]))
+        same = next(similar, None)
         if same is None:
             below[row] = []
         else:
             below[same].append(hit.id)
     return [hits[row]._replace(rank=rank, folded=tuple(ids)) for rank, (row, ids) in enumerate(below.items(), 1)]
+
+
+def _are_same(words: frozenset[str], others: frozenset[str]) -> bool:
+    return len(words & others) >= SAME_WORDS * len(words | others)
 
 
 # ------------------------------------------------------------------------------------------------- re-ranking
