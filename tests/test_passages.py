@@ -27,8 +27,7 @@ from hce.index import create, writing
 from hce.index.index import Index
 from hce.index.ranking import cosines_of, searched_at
 from hce.index.writing import PASSAGE_TOKENS, Cutter, LongDocuments
-from hce.search.engine import ENGINES, Found, new_engine
-from hce.search.passages import PassageEngine
+from hce.search.engine import ENGINES, Found, PassageEngine, new_engine
 
 ODD = f"ship blue {' '.join(f'w{i}' for i in range(175, 193))}."  # sentences of words that nothing else has
 OTHER = f"cell red {' '.join(f'w{i}' for i in range(155, 173))}."

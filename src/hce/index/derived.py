@@ -39,8 +39,17 @@ from hce.index.store import Moment, MomentPassedError, Reader, Store, heed_forks
 from hce.index.tree import all_vectors, load_tree
 from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar
-from hce.search.engine import ELSEWHERE, ENGINES, FILES, Engine, VectorEngine, load_engine, new_engine, wants_tree
-from hce.search.passages import PassageEngine
+from hce.search.engine import (
+    ELSEWHERE,
+    ENGINES,
+    FILES,
+    Engine,
+    PassageEngine,
+    VectorEngine,
+    load_engine,
+    new_engine,
+    wants_tree,
+)
 from hce.search.words import PassageText, Words
 
 if TYPE_CHECKING:

@@ -148,8 +148,8 @@ def measure_drift(
 ) -> Drift:
     """Compare the documents added after training with the others.
 
-    Documents are rows; `vectors_at` and `texts` return the vectors and texts of some. `tree_rows` has the row of each of
-    the tree's documents, or −1 if it is gone, and `held_out` the rows of old documents held out from training.
+    Documents are rows; `vectors_at` and `texts` return the vectors and texts of some. `tree_rows` has the row of each
+    document of the tree, or −1 if it is gone; `held_out` has the rows of old documents held out from training.
     """
     rng = np.random.default_rng(seed)
     old_rows, new_rows = np.flatnonzero(~is_new), np.flatnonzero(is_new)

@@ -40,9 +40,8 @@ from hce.index.derived import Derived
 from hce.index.store import MomentPassedError, Reader
 from hce.index.tree import NumberedHierarchy, TreePath, paths_of
 from hce.progress import check_deadline
-from hce.search.engine import Engine
+from hce.search.engine import Engine, Nearest, PassageEngine
 from hce.search.fusion import Ranked, candidate_count_for, search_both
-from hce.search.passages import Nearest, PassageEngine
 from hce.search.words import Words
 
 if TYPE_CHECKING:

@@ -55,8 +55,7 @@ from hce.index.store import STORE_FILE, Entry, Moment, MomentPassedError, Reader
 from hce.milvus.engine import PIECE, PLACE, Address, Collection, GoneOnError, Milvus, MilvusEngine, MilvusRow
 from hce.milvus.engine import is_address as is_address
 from hce.progress import progress_bar
-from hce.search.engine import Engine, VectorEngine
-from hce.search.passages import PassageEngine
+from hce.search.engine import Engine, PassageEngine, VectorEngine
 
 if TYPE_CHECKING:
     from hce.encoding.encoder import Encoder
