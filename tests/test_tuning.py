@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from hce.data.corpus import Corpus
 from hce.data.judgments import Labels
 from hce.encoding.encoder import Encoder
 from hce.training.recipe import Recipe
-from hce.training.train import train
+from hce.training.train import memory_needs, train
 
 QUICK = Recipe.for_encoder(static=False, epochs=1, batch_size=32, dev_queries=20, span_lengths=(4,))
 LABELS = labels_of_concepts(80)
@@ -92,3 +93,32 @@ def test_a_run_that_stopped_after_fine_tuning_ends_the_same(concept_corpus, bert
     monkeypatch.setattr("hce.training.steps.Trainer._step", None)  # nothing is trained twice
     again = train(concept_corpus, Encoder.load(bert_folder, device="cpu"), **options, resume=True)
     assert again.encoder.fingerprint == whole.encoder.fingerprint and again.stages == whole.stages
+
+
+def test_memory_of_fine_tuning_is_counted(concept_corpus, bert_folder):
+    """Half of two layers of 32 dimensions, worked out by hand."""
+    encoder = Encoder.load(bert_folder, device="cpu")
+    layer = 4 * (32 * 32 + 32) + (32 * 64 + 64) + (64 * 32 + 32) + 2 * 2 * 32  # attention, the inner layer, two norms
+    pooler = 32 * 32 + 32
+    vocabulary = len(encoder.tokenizer)
+    weights = (vocabulary + 64 + 2) * 32 + 2 * 32 + 2 * layer + pooler  # words, positions, segments, their norm
+    read_and_written = 4 * 64 + 2 * 96 + 64  # by the matrices of a layer, and of the pooler
+    tokens = 2 * 32 * (48 - 2)  # 32 queries and 32 documents, each of 48 tokens less the two at its ends
+    by_hand = 4 * (3 * weights + 3 * (layer + pooler)) + 5 * read_and_written * tokens
+
+    fixed = 400 * 2**20 + len(concept_corpus) * (4 * 32 + 1200)
+    assert memory_needs(concept_corpus, encoder, QUICK, LABELS) == {"training": fixed, "fine-tuning": fixed + by_hand}
+    assert memory_needs(concept_corpus, encoder, QUICK) == {"training": fixed}  # no labels
+    assert memory_needs(concept_corpus, encoder, replace(QUICK, train="companion"), LABELS) == {"training": fixed}
+    whole = memory_needs(concept_corpus, encoder, replace(QUICK, train="encoder", mode="unsupervised"))
+    kept = 2 * (4 * 64 + 2 * 96) + 64
+    assert whole["fine-tuning"] == fixed + 4 * 6 * weights + 5 * kept * tokens  # both layers
+
+
+def test_memory_for_a_table_grows_with_its_documents(concept_corpus, static_encoder):
+    few = concept_corpus.only(np.arange(len(concept_corpus) // 2))
+    one = 4 * static_encoder.dim + 1200
+    more, fewer = (memory_needs(each, static_encoder, Recipe())["training"] for each in (concept_corpus, few))
+    assert more - fewer == one * (len(concept_corpus) - len(few))
+    sampled = memory_needs(concept_corpus, static_encoder, Recipe(most_documents=len(few)))
+    assert sampled == {"training": fewer}

@@ -65,7 +65,6 @@ def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
     needs = {
         "growing the tree": min(vectors, HELD) + 48 * documents,
         "naming nodes": 900 * min(documents, 1 << 20) + 24 * documents,
-        "writing documents": 96 * MiB,
         "indexing words": 192 * MiB,
     }
     if engine == "codes":  # codes count twice: those to be saved, and those that faiss scans
@@ -73,11 +72,6 @@ def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
     elif engine == "exact":
         needs["building the engine"] = held + 8 * documents + 256 * MiB
     return needs
-
-
-def train_needs(documents: int, dim: int) -> dict[str, int]:
-    """Estimate peak bytes of training on this many documents."""
-    return {"training": 400 * MiB + documents * (4 * dim + 1200)}
 
 
 def require_memory(needs: Mapping[str, int], bound: int, remedy: str) -> str:

@@ -14,7 +14,7 @@ from hce.commands import common
 from hce.data.records import USUAL, Reading
 from hce.errors import InputError
 from hce.files import delete_whole, open_atomically, require_free, require_parent, unfinished
-from hce.memory import require_memory, train_needs
+from hce.memory import require_memory
 from hce.progress import progress_bar
 from hce.training.recipe import Recipe, Supervision, parsed_settings, parsed_value, shown_value
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 GO_ON = "the same command with --resume continues from the last checkpoint"
 NOT_BEGUN = "training had not begun; run the same command again"
+TOO_LITTLE = "raise the limit, set a smaller --set most_documents=…, or train no transformer by --set train=companion"
 LABELS = (
     "queries=FILE (JSONL or TSV) with qrels=FILE (BEIR or TREC) to train on, dev=FILE (more qrels) to measure by; "
     "generated=FILE, written by `hce generate-queries`; log=FILE, queries without judgments; "
@@ -156,6 +157,7 @@ def train(
         with progress_bar("loading", None, "modules"):
             from hce.encoding.encoder import Encoder
             from hce.processes import is_first_process
+            from hce.training.train import memory_needs
             from hce.training.train import train as run
 
         # Only the first part is trained; companions are made again.
@@ -164,11 +166,12 @@ def train(
             recipe = Recipe.paper(documents=len(corpus), **chosen)
         else:
             recipe = Recipe.for_encoder(static=given.is_table, documents=len(corpus), **chosen)
-        if memory is not None:
-            needs = train_needs(min(len(corpus), recipe.most_documents or len(corpus)), given.dim)
-            common.note(require_memory(needs, memory, "raise the limit, or set a smaller --set most_documents=…"))
         label_sets = _label_sets(source, corpus, files, recipe.mode, strict=settings["strict"])
         logged = _log(files.log) if files.log else []
+        if memory is not None:
+            pairs = None if logged else label_sets.get("pairs")
+            needs = memory_needs(corpus, given, recipe, pairs, label_sets["generated"])
+            common.note(require_memory(needs, memory, TOO_LITTLE))
         first = is_first_process()
         with _reported(settings["tracker"], recipe, output.parent, is_shown=first) as on_epoch:
             result = run(
