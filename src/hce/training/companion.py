@@ -77,7 +77,7 @@ def with_companions(
             progress=progress and not encoder.is_table,
             on_tokens=tokens.keep_text if tokens else None,
         )
-    mapped = encoder
+    mapped = encoder  # or with a map of its queries
     if isinstance(sources.supervised, LabeledPairs) and learned.devset.is_labeled and not (log or encoder.is_table):
         mapped = with_query_map(encoder, vectors, sources.supervised, learned.devset, recipe.seed)
     companions, chosen_by = _companions(corpus, mapped, tables, sources.measured, recipe)

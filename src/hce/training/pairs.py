@@ -102,34 +102,39 @@ def sources_and_devset(
     else:
         devset = labeled_devset(corpus, dev.queries, dev.qrels, recipe.dev_pool, recipe.seed)
     held_out = measured if recipe.hold_out else measured[:0]
-    supervised: PairSource | None = None
-    unsupervised: PairSource | None = None
-    learnable = labeled.joined(generated) if labeled and generated else labeled or generated
-    if learnable is not None and len(held_out):
-        named = {judgment.document_id for judgment in learnable.qrels.judgments()}
-        count = len(learnable.qrels)
-        learnable = learnable.among(named - {corpus.ids[position] for position in held_out.tolist()})
-        if not learnable.qrels:
-            raise InputError(
-                f"the {count} generated queries all belong to documents held out for measuring; "
-                "generate more, or train with --set hold_out=false"
-            )
-    if learnable is not None:
-        options = {"window": recipe.window, "seed": recipe.seed}
-        supervised = LabeledPairs(corpus, learnable.queries, learnable.qrels, **options)
-    if recipe.mode != "supervised":
-        others = np.setdiff1d(np.arange(len(corpus)), held_out)
-        unsupervised = DropoutTwins(corpus, others, seed=recipe.seed)
-        if recipe.pseudo == "ict":
-            unsupervised = InverseCloze(
-                *(corpus, others),
-                lengths=recipe.span_lengths,
-                offsets=encoder.token_offsets if recipe.span_unit == "tokens" else word_offsets,
-                cut_share=recipe.cut_share,
-                window=recipe.window,
-                seed=recipe.seed,
-            )
+    labels = labeled.joined(generated) if labeled and generated else labeled or generated
+    supervised = None if labels is None else _labeled_pairs(corpus, labels, held_out, recipe)
+    unsupervised = None if recipe.mode == "supervised" else _pseudo_pairs(corpus, encoder, held_out, recipe)
     return Sources(supervised, unsupervised, held_out, measured), devset
+
+
+def _labeled_pairs(corpus: Corpus, labels: Labels, held_out: np.ndarray, recipe: Recipe) -> PairSource:
+    """Return the pairs of labels and generated queries, without held-out documents."""
+    kept = labels
+    if len(held_out):
+        named = {judgment.document_id for judgment in labels.qrels.judgments()}
+        kept = labels.among(named - {corpus.ids[position] for position in held_out.tolist()})
+    if not kept.qrels and labels.qrels:
+        raise InputError(
+            f"the {len(labels.qrels)} generated queries all belong to documents held out for measuring; "
+            "generate more, or train with --set hold_out=false"
+        )
+    return LabeledPairs(corpus, kept.queries, kept.qrels, window=recipe.window, seed=recipe.seed)
+
+
+def _pseudo_pairs(corpus: Corpus, encoder: Encoder, held_out: np.ndarray, recipe: Recipe) -> PairSource:
+    """Return the pairs made from the documents that are not held out."""
+    others = np.setdiff1d(np.arange(len(corpus)), held_out)
+    if recipe.pseudo == "simcse":
+        return DropoutTwins(corpus, others, seed=recipe.seed)
+    return InverseCloze(
+        *(corpus, others),
+        lengths=recipe.span_lengths,
+        offsets=encoder.token_offsets if recipe.span_unit == "tokens" else word_offsets,
+        cut_share=recipe.cut_share,
+        window=recipe.window,
+        seed=recipe.seed,
+    )
 
 
 def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
