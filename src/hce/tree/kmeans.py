@@ -202,10 +202,9 @@ class Rows:
 
     def _read(self, picked: slice | np.ndarray) -> np.ndarray:
         """Return some rows of an array, and release the pages of a mapped file."""
-        block = self._source[picked]
-        rows = block if self._is_unit else _unit(block)
+        block = np.array(self._source[picked])  # a copy, which needs no page of the file
         give_back()
-        return rows
+        return block if self._is_unit else _unit(block)
 
 
 def unit_rows(vectors: np.ndarray, device: torch.device) -> Rows:
