@@ -12,11 +12,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
+from threading import BoundedSemaphore, Lock, RLock
 from typing import Any, Literal, TypeVar
 
 import anyio.to_thread
@@ -49,32 +49,23 @@ class Lane:
     """
 
     def __init__(self, threads: int, waiting: int) -> None:
-        self.threads, self.most = threads, threads + waiting
-        self._inside = 0
-        self._lock = Lock()
+        self.threads, self._room = threads, BoundedSemaphore(threads + waiting)
         self._pool: ThreadPoolExecutor | None = None
 
     async def run(self, work: Callable[..., Result], *arguments: Any, **named: Any) -> Result:
         """Call `work` in a thread; BusyError if the queue is full."""
-        with self._lock:
-            if self._inside >= self.most:
-                raise BusyError
-            self._inside += 1
-            self._pool = self._pool or ThreadPoolExecutor(self.threads, "lane")
-            call = self._pool.submit(copy_context().run, partial(work, *arguments, **named))
-        call.add_done_callback(self._leave)
+        if not self._room.acquire(blocking=False):
+            raise BusyError
+        self._pool = self._pool or ThreadPoolExecutor(self.threads, "lane")
+        call = self._pool.submit(copy_context().run, partial(work, *arguments, **named))
+        call.add_done_callback(lambda _: self._room.release())
         return await asyncio.wrap_future(call)
 
     def stop(self) -> None:
         """Cancel all calls in the queue."""
-        with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _leave(self, call: Future[Any]) -> None:
-        with self._lock:
-            self._inside -= 1
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
 
 
 class QueryBatcher:
@@ -124,7 +115,7 @@ class QueryLearner:
         self._encoder = encoder
         self._rows: list[np.ndarray] = []
         self._written = time.monotonic()
-        self._lock = Lock()
+        self._lock = RLock()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Encode queries as the index does, and add them to the mean."""
@@ -134,30 +125,29 @@ class QueryLearner:
             return vectors
         with self._lock:
             if encoder is not self._encoder:  # after a reindexing
-                self._flush()
+                self.flush()
                 self._encoder, self._rows = encoder, []
             if not encoder.is_table:
                 self._rows += list(rows_of_first_part(vectors, encoder))
                 if len(self._rows) >= MOST_LOST or time.monotonic() > self._written + SECONDS_BETWEEN_WRITES:
-                    self._flush()
+                    self.flush()
         return vectors
 
     def flush(self) -> None:
-        """Add the latest queries to the mean on disk, unless there are too few."""
-        with self._lock:
-            self._flush()
+        """Add the latest queries to the mean on disk, unless there are too few.
 
-    def _flush(self) -> None:
-        """Write the mean; a failing disk loses these queries but fails no search."""
-        if len(self._rows) < LEAST_AT_ONCE:
-            return
-        rows, self._rows, self._written = self._rows, [], time.monotonic()
-        ours, folder = QueryMean.of_rows(np.stack(rows), self._encoder.parts[0].fingerprint), self._state.path
-        try:
-            kept = QueryMean.find(folder)
-            (kept.and_of(ours) if kept is not None and kept.encoder == ours.encoder else ours).write(folder)
-        except (HceError, OSError) as error:
-            logger.warning("the mean of the queries was not saved (%s)", error)
+        A failing disk loses these queries but fails no search.
+        """
+        with self._lock:
+            if len(self._rows) < LEAST_AT_ONCE:
+                return
+            rows, self._rows, self._written = self._rows, [], time.monotonic()
+            ours, folder = QueryMean.of_rows(np.stack(rows), self._encoder.parts[0].fingerprint), self._state.path
+            try:
+                kept = QueryMean.find(folder)
+                (kept.and_of(ours) if kept is not None and kept.encoder == ours.encoder else ours).write(folder)
+            except (HceError, OSError) as error:
+                logger.warning("the mean of the queries was not saved (%s)", error)
 
 
 @dataclass(frozen=True)
