@@ -21,6 +21,7 @@ from hce.index.index import Index
 from hce.index.store import Moment, Reader
 from hce.index.tree import LiveTree, NotThereError, NumberedHierarchy, Places, require_same_length
 from hce.progress import check_deadline
+from hce.search.fusion import places_of
 from hce.tree.layout import Cells, cells, place_beside, place_documents, place_sites, site_level
 
 if TYPE_CHECKING:
@@ -110,11 +111,9 @@ class Ranking(NamedTuple):
 
     def ranks_of(self, numbers: np.ndarray) -> list[int | None]:
         """Return the rank of each document, from 1; None for documents not ranked."""
-        rank = np.empty(len(self.order) + 1, dtype=np.int64)
+        rank = np.empty(len(self.order), dtype=np.int64)
         rank[self.order] = np.arange(1, len(self.order) + 1)
-        rows = np.searchsorted(self.numbers, numbers)
-        present = np.isin(numbers, self.numbers)
-        return [int(rank[row]) if is_there else None for row, is_there in zip(rows, present, strict=True)]
+        return [int(rank[row]) if row >= 0 else None for row in places_of(numbers, self.numbers).tolist()]
 
 
 class VectorsByContent(NamedTuple):
@@ -232,9 +231,7 @@ class Untrained:
             if self._worker.is_stopping():
                 return
         if encoder is self._encoder:  # no reindexing has changed it meanwhile
-            order = np.argsort(known.contents)
-            rows = order[np.searchsorted(known.contents, contents, sorter=order)]
-            self._prepared = _Prepared(moment, numbers, rows, known, encoder)
+            self._prepared = _Prepared(moment, numbers, places_of(contents, known.contents), known, encoder)
             self._readiness = Readiness("ready", self.spec, done=len(numbers), total=len(numbers))
 
     def _with_vectors_of(
@@ -333,8 +330,9 @@ class _Sheet(NamedTuple):
         is_kept = np.isin(self.numbers, numbers)
         first = Drawn(self.numbers[is_kept], self.places[is_kept], np.empty(0, np.int64))
         later = np.setdiff1d(numbers, self.tree.numbers)[: max(0, MOST_DRAWN - len(first.numbers))]
-        is_known = np.isin(later, known.numbers)  # placed already, before the last change
-        known_places, fresh = known.places[np.searchsorted(known.numbers, later[is_known])], later[~is_known]
+        rows = places_of(later, known.numbers)
+        is_known = rows >= 0  # placed already, before the last change
+        known_places, fresh = known.places[rows[is_known]], later[~is_known]
         new_places = self.near(reader, reader.vectors_at(fresh), first) if len(fresh) else known_places[:0]
         all_numbers = np.concatenate([first.numbers, later[is_known], fresh])
         all_places = np.concatenate([first.places, known_places, new_places]).astype(np.float32)
@@ -356,10 +354,9 @@ class MapNow(NamedTuple):
 
     def places_of(self, reader: Reader, numbers: np.ndarray) -> np.ndarray:
         """Return the places of documents, drawn or not, of shape (B, 2)."""
-        found = np.searchsorted(self.drawn.numbers, numbers)
-        is_drawn = np.isin(numbers, self.drawn.numbers)
-        result = np.zeros((len(numbers), 2), np.float32)
-        result[is_drawn] = self.drawn.places[found[is_drawn]]
+        rows = places_of(numbers, self.drawn.numbers)
+        is_drawn, result = rows >= 0, np.zeros((len(numbers), 2), np.float32)
+        result[is_drawn] = self.drawn.places[rows[is_drawn]]
         if not is_drawn.all():
             result[~is_drawn] = self.sheet.near(reader, reader.vectors_at(numbers[~is_drawn]), self.drawn)
         return result

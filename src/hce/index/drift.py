@@ -22,6 +22,7 @@ from hce.index.manifest import Manifest
 from hce.index.state import IndexEncoder
 from hce.index.store import Reader
 from hce.index.tree import ROWS_AT_ONCE, NumberedHierarchy
+from hce.search.fusion import places_of
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts
 from hce.tree.hierarchy import Hierarchy
 
@@ -119,21 +120,15 @@ def drift_of(
 
     drift = measure_drift(
         tree.hierarchy,
-        _places(tree.numbers, numbers),
+        places_of(tree.numbers, numbers),
         lambda rows: reader.vectors_at(numbers[rows]),
         numbers > last,
-        _places(np.array(sorted(held_out), np.int64), numbers),
+        places_of(np.array(sorted(held_out), np.int64), numbers),
         texts,
         encoder.encode,
         seed,
     )
     return replace(drift, grown=growth_of(reader, tree))
-
-
-def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return the position of each number among rising `numbers`; −1 if missing."""
-    places = np.minimum(np.searchsorted(numbers, wanted), max(len(numbers) - 1, 0))
-    return np.where(numbers[places] == wanted, places, -1) if len(numbers) else np.full(len(wanted), -1)
 
 
 def measure_drift(

@@ -204,12 +204,8 @@ def find_hits(
 ) -> list[list[Hit]]:
     """Find the k best documents for each query, best first.
 
-    The queries' vectors have shape (queries, n), float32, or are None in a search by words alone. `allowed` has the
-    numbers to search among, rising; None is all. `unique` counts near-equal documents as one; `matched` fills in
-    `Hit.matched`.
-
-    Raises:
-        MomentPassedError: a derived part is at a later moment.
+    The queries' vectors (queries, n) are None in a search by words alone. `allowed` has the numbers to search among,
+    rising; None is all. If a derived part is at a later moment, this raises MomentPassedError.
     """
     with searched_at(reader, derived, mode) as searched:
         most = max(1, reader.moment().documents)

@@ -740,13 +740,9 @@ class Writer(Reader):
 
     def delete(self, numbers: Sequence[int]) -> None:
         """Delete documents with their vectors and passages, standby ones included."""
-        queries = ["DELETE FROM documents WHERE number = ?", "DELETE FROM vectors WHERE number = ?"]
-        if self._has_table("passages"):
-            queries.append("DELETE FROM passages WHERE document = ?")
-        if self._has_table("vectors_beside"):
-            queries.append("DELETE FROM vectors_beside WHERE number = ?")
-            queries.append("DELETE FROM passages_beside WHERE document = ?")
-        for query in queries:
+        for table in filter(self._has_table, ("documents", "vectors", "passages", "vectors_beside", "passages_beside")):
+            column = "document" if table.startswith("passages") else "number"
+            query = f"DELETE FROM {table} WHERE {column} = ?"  # noqa: S608  both are from here
             self._connection.executemany(query, ((number,) for number in numbers))
         gone = ((self.next.change, number) for number in numbers)
         self._connection.executemany("INSERT INTO removed VALUES (?, ?)", gone)

@@ -577,15 +577,9 @@ def search_exactly(
     Whether a candidate is ranked depends only on its score, not on excluded vectors or on other queries. Of vectors
     with equal scores, either all are candidates or none.
 
-    Args:
-        fetch: returns `count` candidates for each query, best first. A number of −1 marks an excluded one, and a score
-            of −∞ the end. `count` is at most `available`; then all are fetched.
-        available: how many vectors can be found.
-        queries: unit rows of shape (Q, n).
-        k: 1 or more.
-        slack: how much the scores of equal vectors may differ in `fetch`.
-        wanted: how many candidates to rank, k or more; by default k.
-        score: returns the final scores of candidates for a query (n,); by default, the scores of `fetch` stay.
+    `fetch` returns up to `available` candidates for each query of (Q, n), best first. A number of −1 marks an excluded
+    one, and a score of −∞ the end. Scores of equal vectors may differ by `slack` there. `wanted` candidates are ranked,
+    by default k. `score` returns their final scores for a query (n,); by default, those of `fetch` stay.
     """
     wanted = min(wanted or k, available)
     found, left, count = nothing(len(queries), k), np.arange(len(queries)), wanted + EXTRA_CANDIDATES
@@ -611,19 +605,13 @@ def search_exactly(
 
 
 def inner_products(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Compute the inner products of rows (m, n) with a query, one by one.
-
-    In a matrix product, rounding can differ between equal rows, depending on their places in a block.
-    """
-    products: np.ndarray = np.einsum("mn,n->m", vectors, query)
-    return products
+    """Compute the inner products of rows (m, n) with a query, one by one."""
+    # In a matrix product, rounding can differ between equal rows, depending on their places in a block.
+    return np.asarray(np.einsum("mn,n->m", vectors, query))
 
 
 def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield slices of queries (Q, n), and their inner products with documents (N, n).
-
-    Slices are as large as memory allows.
-    """
+    """Yield slices of queries (Q, n), and their inner products with documents (N, n)."""
     table, at_once = np.asarray(documents).T, max(1, SCORES_AT_ONCE // max(len(documents), 1))
     for start in range(0, len(queries), at_once):
         rows = slice(start, min(start + at_once, len(queries)))
@@ -631,10 +619,9 @@ def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[s
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the nearest min(k, N) documents of (N, n) for each query of (Q, n).
+    """Find the nearest documents of (N, n), perhaps mapped, for queries (Q, n).
 
-    The best come first, with ties in the order of documents. Returns positions and scores, of shape (Q, min(k, N)). The
-    documents may be mapped.
+    Returns positions and scores, (Q, min(k, N)), the best first, with ties in the order of documents.
     """
     import torch  # its topk is by far the fastest; searching an index does not need it
 

@@ -71,7 +71,7 @@ def search_both(
     candidates are ranked, and all get their BM25 scores.
     """
     by_words = words.search(query, candidate_count, allowed)
-    place = _places(by_words.numbers, numbers)
+    place = places_of(by_words.numbers, numbers)
     is_new = place < 0
     place[is_new] = np.arange(len(numbers), len(numbers) + np.count_nonzero(is_new))
     only_words = by_words.numbers[is_new]
@@ -93,12 +93,12 @@ def search_both(
         rows = np.flatnonzero(unknown)
         if len(rows):
             again = words.among(query, together[rows])
-            found = rows[_places(again.numbers, together[rows])]
+            found = rows[places_of(again.numbers, together[rows])]
             bm25[found], word_passages[found] = again.scores, again.passage_numbers
     return fuse(together, cosines, bm25, words_share, word_passages, low).best(len(together) if k is None else k)
 
 
-def _places(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+def places_of(wanted: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Return the position of each wanted number; −1 for missing ones."""
     if not len(numbers):
         return np.full(len(wanted), -1)
@@ -121,8 +121,7 @@ def fuse(
     >>> fused.numbers, fused.from_meaning, fused.from_words
     (array([8, 7, 9]), array([0.25, 0.5 , 0.  ]), array([0.5 , 0.  , 0.25]))
 
-    All arrays are of shape (m,). BM25 is 0 if no word is shared. `word_passages` are the passages with the BM25 scores,
-    by default none. A cosine of `low` or less adds nothing; by default, `low` is the worst one.
+    All arrays are of shape (m,). A cosine of `low` or less adds nothing; by default, `low` is the worst one.
     """
     low = cosines.min(initial=1.0) if low is None else low
     passages = np.zeros(len(numbers), np.int64) if word_passages is None else word_passages
