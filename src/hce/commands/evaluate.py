@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 MEASURES = "nDCG@10,RR@10,AP,Success@1,Success@5,R@1,R@5,R@10,R@20,R@100,R_cap@100"
 SAMPLE = 100  # documents whose texts are compared between index and collection
+WHAT = "what to measure: a model, an encoder or an index"
+COMPARE = "compare with this model, index or TREC run (a file), query by query"
+OWN = "drop a hit whose id is the query's own (BEIR's rule)"
+RERANK = "a cross-encoder that re-ranks what --model finds"
 AGAINST = {**common.MODEL, "metavar": "DIR|NAME|HUB-ID|RUN"}
 DEPTH = "hits to retrieve per query, and to keep of compared runs; at least the deepest cut-off of the measures"
 MODE = "search mode: hybrid, dense or words; default: hybrid for an index, dense for a model"
@@ -87,26 +91,17 @@ class Measured(NamedTuple):
 
 def evaluate(
     dataset: common.DatasetArgument,
-    model: Annotated[
-        str | None, Option("--model", "-m", help="what to measure: a model, an encoder or an index", **common.MODEL)
-    ] = None,
+    model: Annotated[str | None, Option("--model", "-m", help=WHAT, **common.MODEL)] = None,
     run_file: Annotated[Path | None, Option(help="measure this TREC run instead of a model")] = None,
     split: Annotated[str, Option(help="which judgments: qrels/SPLIT.tsv")] = "test",
     measures: Annotated[str, Option(help="names, separated by commas")] = MEASURES,
-    against: Annotated[
-        str | None, Option(help="compare with this model, index or TREC run (a file), query by query", **AGAINST)
-    ] = None,
+    against: Annotated[str | None, Option(help=COMPARE, **AGAINST)] = None,
     run: Annotated[Path | None, Option(help="write the rankings as a TREC run (.gz: compressed)")] = None,
     per_query: Annotated[Path | None, Option(help="write each query's values: a .tsv or .jsonl file")] = None,
     depth: Annotated[int, Option(help=DEPTH, min=1)] = 100,
-    drop_self: Annotated[
-        bool, Option("--drop-self/--keep-self", help="drop a hit whose id is the query's own (BEIR's rule)")
-    ] = True,
+    drop_self: Annotated[bool, Option("--drop-self/--keep-self", help=OWN)] = True,
     mode: Annotated[str | None, Option(help=MODE, show_default=False)] = None,
-    rerank: Annotated[
-        str | None,
-        Option(metavar="DIR|HUB-ID", help="a cross-encoder that re-ranks what --model finds", show_default=False),
-    ] = None,
+    rerank: Annotated[str | None, Option(metavar="DIR|HUB-ID", help=RERANK, show_default=False)] = None,
     rerank_depth: Annotated[int, Option(help="how many of the first hits --rerank reads", min=1)] = 50,
     fields: common.FieldsOption = None,
     seed: common.SeedOption = 0,
