@@ -56,16 +56,14 @@ def mean_over_kinds(dev: Mapping[str, float]) -> float:
 class Epoch:
     """One line of the history; epoch 0 is the encoder before training.
 
-    Attributes:
-        loss: mean loss by name: `level_1` … `level_M`, `document`, `neighbours`. In joint training, all but the last
-            are of the labeled pairs.
-        accuracy: the share of queries whose best node is right, at each level from the top.
+    The mean losses are `level_1` … `level_M`, `document`, `neighbours`. In joint training, all but the last are of the
+    labeled pairs.
     """
 
     epoch: int
     dev: dict[str, float]  # the dev measure by kind of query
     loss: dict[str, float] = field(default_factory=dict)
-    accuracy: list[float] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)  # share of queries with the right node, by level from the top
     reclustered: bool = False  # whether the tree was grown again afterwards
     churn: float = 0.0  # the share of documents that re-clustering moved to another leaf
     seconds: float = 0.0  # measuring included

@@ -52,17 +52,13 @@ class LabelSets(NamedTuple):
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a run's pairs come from: labels, pseudo-queries, or both (joint training).
-
-    Attributes:
-        held_out: positions of documents kept for measuring, which give no pairs and no negatives.
-        measured: positions of the documents that dev queries are made from; none if dev queries are labeled. They are
-            the held-out documents, unless the recipe trains on all.
-    """
+    """Where a run's pairs come from: labels, pseudo-queries, or both (joint training)."""
 
     supervised: PairSource | None = None  # pairs of labeled and generated queries
     unsupervised: PairSource | None = None  # pairs made from the documents alone
+    # Positions of documents kept for measuring, which give no pairs and no negatives.
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    # Of the documents that pseudo-queries are made from: the held-out ones, unless the recipe trains on all.
     measured: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:

@@ -37,16 +37,11 @@ Report = Callable[[float], None]
 
 
 class Cells(NamedTuple):
-    """The parts of the plane that belong to sites.
-
-    Attributes:
-        neighbors: for each site, the points across the borders of its cell, of shape (S, most borders, 2), padded with
-            the site itself.
-    """
+    """The parts of the plane that belong to sites."""
 
     vertices: np.ndarray  # corners, of shape (V, 2)
     polygons: list[np.ndarray]  # for each site the corners of its cell, in order
-    neighbors: np.ndarray
+    neighbors: np.ndarray  # points across each cell's borders, (S, most borders, 2), padded with the site itself
 
 
 def site_level(tree: Hierarchy) -> int:
@@ -101,17 +96,13 @@ def cells(sites: np.ndarray) -> Cells:
 
 
 def place_documents(
-    tree: Hierarchy, sites: np.ndarray, documents: np.ndarray, vectors: np.ndarray, report: Report = lambda share: None
+    tree: Hierarchy,
+    sites: np.ndarray,  # what `place_sites` returned for `site_level(tree)`, (S, 2)
+    documents: np.ndarray,  # positions in the tree, (N,)
+    vectors: np.ndarray,  # of these documents, (N, n)
+    report: Report = lambda share: None,
 ) -> np.ndarray:
-    """Return a place for each document in the cell of its site, (N, 2).
-
-    Args:
-        tree: the tree.
-        sites: what `place_sites` returned for `site_level(tree)`, of shape (S, 2).
-        documents: positions in the tree, of shape (N,).
-        vectors: of these documents, of shape (N, n).
-        report: called with the share of the work that is done.
-    """
+    """Return a place for each document in the cell of its site, (N, 2)."""
     placed = np.empty((len(documents), 2), np.float32)
     if not len(documents):
         return placed
