@@ -273,7 +273,7 @@ def memory_needs(
 
 
 def _bytes_to_tune(encoder: Encoder, recipe: Recipe) -> int:
-    """Estimate the bytes of copies of the weights, gradients, AdamW's two moments, and activations."""
+    """Estimate the bytes of weights, gradients, moments and activations."""
     weights = list(encoder.model.parameters())
     with only_upper_layers(encoder, recipe.frozen):
         trained = sum(each.numel() for each in weights if each.requires_grad)
