@@ -643,13 +643,13 @@ def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] 
         return [str(error)]
     damaged = []
     for name, checksum in known.items():
-        found = None
-        with suppress(OSError):
-            found = file_checksum(folder / name, advance) if name in files else None
         if name not in files:
             damaged.append(f"{name} is missing, or is not a regular file in this folder")
-        elif found is None or found != checksum:
-            damaged.append(f"{name} is not as it was written")
+            continue
+        with suppress(OSError):
+            if file_checksum(folder / name, advance) == checksum:
+                continue
+        damaged.append(f"{name} is not as it was written")
     return damaged
 
 

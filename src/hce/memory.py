@@ -22,13 +22,10 @@ M_ARENA_MAX = -8
 
 
 def parse_size(text: str) -> int:
-    """Parse a number of bytes: 4GB is 4·10⁹, 4GiB is 4·2³⁰.
+    """Parse a number of bytes above 0: 4GB is 4·10⁹, 4GiB is 4·2³⁰.
 
     >>> parse_size("4GB"), parse_size("512 MiB"), parse_size("1.5g")
     (4000000000, 536870912, 1500000000)
-
-    Raises:
-        InputError: the text is not a size, or it is 0.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE | re.ASCII)
     size = 0
@@ -75,11 +72,7 @@ def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
 
 
 def require_memory(needs: Mapping[str, int], bound: int, remedy: str) -> str:
-    """Return a line with the limit and the stage that needs most.
-
-    Raises:
-        InputError: the limit is too small; the message has the estimate and `remedy`.
-    """
+    """Return a line with the limit and the stage that needs most; fail with `remedy` if the limit is too small."""
     stage, most = max(needs.items(), key=lambda each: each[1])
     total = taken_so_far() + most
     if total > bound:

@@ -99,26 +99,16 @@ def require_shared(folder: Path) -> None:
         raise InputError(f"{folder} on {socket.gethostname()} is not the first host's folder; give one that all share")
 
 
-class _Gather(torch.autograd.Function):
-    """Stack all processes' rows; backward sums every process's gradient of our own rows."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        ctx.count = len(rows)
-        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, rows.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        gradient = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(gradient)
-        return gradient.narrow(0, dist.get_rank() * ctx.count, ctx.count)
-
-
 def gather(rows: Tensor) -> Tensor:
-    """Gather all processes' rows with gradients, (B, …) → (G, …); B is equal on all."""
-    return rows if process_count() == 1 else _Gather.apply(rows)
+    """Gather all processes' rows, (B, …) → (G, …); B is equal on all.
+
+    Backward sums every process's gradient of our own rows.
+    """
+    if process_count() == 1:
+        return rows
+    from torch.distributed.nn.functional import all_gather
+
+    return torch.cat(all_gather(rows))
 
 
 def with_averaged_gradient(parameter: Tensor) -> Tensor:
