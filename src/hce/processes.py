@@ -259,15 +259,15 @@ def together(how_to_go_on: str) -> Iterator[torch.device]:
         yield device
         others.leave()
     except (HceError, KeyboardInterrupt) as error:
-        others.tell(str(error) or "it was interrupted")
+        others.notify(str(error) or "it was interrupted")
         raise
     except Exception as error:
         # gloo raises plain RuntimeErrors for lost connections
         if not (isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))):
-            others.tell(f"{one_line(error)} (a bug in hce)")
+            others.notify(f"{one_line(error)} (a bug in hce)")
             raise
         said = others.reason() or f"{_lost(error)}; {how_to_go_on}"
-        others.tell(said)
+        others.notify(said)
         raise AwayError(said) from error
 
 
@@ -320,7 +320,7 @@ class _Others:
         dist.barrier()  # a process that ends early can make the others fail
         dist.destroy_process_group()
 
-    def tell(self, reason: str) -> None:
+    def notify(self, reason: str) -> None:
         """Send the others the reason to stop; only each host's first process reports it."""
 
         def note() -> None:

@@ -118,7 +118,7 @@ class Corpus(Sequence[Document]):
         bad = skip if reading.skip_bad else refuse
         if source.is_file() and _lies_open(source, reading) and not reading.row_ids:
             file, scan = _scan(source, reading, bad)
-            corpus = cls._checked(file, scan, file.line)
+            corpus = cls._checked(file, scan)
         elif paths := _find_parts(source):
             corpus = cls._join_parts(source, paths, reading, bad, share_out, copies)
         else:
@@ -156,7 +156,7 @@ class Corpus(Sequence[Document]):
             if scan.add(checked, where):
                 kept.append(checked)
                 places.append(where)
-        return cls._checked(kept, scan, places.__getitem__)
+        return cls(kept, scan.finish(kept, places.__getitem__), name, scan.empty)
 
     @classmethod
     def from_records(
@@ -176,16 +176,15 @@ class Corpus(Sequence[Document]):
         return cls._spooled(rows, name, reading, refuse)
 
     @classmethod
-    def _checked(cls, documents: Sequence[Document], scan: _Scan, place: Callable[[int], str]) -> Corpus:
-        return cls(documents, scan.finish(documents, place), scan.name, scan.empty)
+    def _checked(cls, documents: _JsonlFile | _Parts, scan: _Scan) -> Corpus:
+        return cls(documents, scan.finish(documents, documents.place), scan.name, scan.empty)
 
     @classmethod
     def _spooled(cls, records: Iterable[Record], name: str, reading: Reading, bad: Bad) -> Corpus:
         """Copy documents to a temporary file, for formats without random access."""
         with _copying(None):
             file = tempfile.TemporaryFile(prefix="hce-corpus-")  # noqa: SIM115
-        documents, scan = _spool(records, name, reading, bad, file)
-        return cls._checked(documents, scan, documents.next_line)
+        return cls._checked(*_spool(records, name, reading, bad, file))
 
     @classmethod
     def _join_parts(
@@ -210,7 +209,7 @@ class Corpus(Sequence[Document]):
             if len(part.id_hashes):
                 scan.digest.update(bytes.fromhex(part.digest))
                 scan.id_hashes.frombytes(part.id_hashes.tobytes())
-        return cls._checked(documents, scan, documents.place)
+        return cls._checked(documents, scan)
 
     @classmethod
     def _read_part(cls, path: Path, copies: Path | None, reading: Reading, bad: Bad) -> _Part:
@@ -444,7 +443,7 @@ def _spool(
                     position += size + file.write(os.fsencode(record.where) + b"\n")
     with _copying(file):
         file.flush()
-    return _JsonlFile(Path(name), scan, file), scan
+    return _JsonlFile(Path(name), scan, file, is_copy=True), scan
 
 
 @contextmanager
@@ -467,8 +466,10 @@ class _JsonlFile(Sequence[Document]):
     Several threads and forked processes may read at the same time.
     """
 
-    def __init__(self, path: Path, lines: _Scan | _Part, file: IO[bytes], fields: Fields | None = None) -> None:
-        self.path, self.lines, self.file, self.fields = path, lines, file, fields
+    def __init__(
+        self, path: Path, lines: _Scan | _Part, file: IO[bytes], fields: Fields | None = None, *, is_copy: bool = False
+    ) -> None:
+        self.path, self.lines, self.file, self.fields, self.is_copy = path, lines, file, fields, is_copy
         self.state = self._present_state()
         self.lock = threading.Lock()
 
@@ -485,19 +486,17 @@ class _JsonlFile(Sequence[Document]):
         where = f"{self.path}, byte {start}"
         return parse_document(parse_json_line(decode_line(self._read(start, size), where), where), self.fields)
 
-    def line(self, index: int) -> str:
-        """Return the file and line number of a document."""
+    def place(self, index: int) -> str:
+        """Return the file, and the line or row, of a document. In a copy, it is the line after the document."""
+        if self.is_copy:
+            self.file.seek(int(self.lines.starts[index] + self.lines.sizes[index]))
+            return os.fsdecode(self.file.readline().rstrip(b"\n"))
         position = 0
         for line in read_lines(self.path):
             if position == self.lines.starts[index]:
                 return line.where
             position += line.size
         return f"{self.path}, byte {self.lines.starts[index]}"
-
-    def next_line(self, index: int) -> str:
-        """Return a spooled document's source, which is the line written after it."""
-        self.file.seek(int(self.lines.starts[index] + self.lines.sizes[index]))
-        return os.fsdecode(self.file.readline().rstrip(b"\n"))
 
     def _present_state(self) -> tuple[int, int]:
         status = os.fstat(self.file.fileno())
@@ -550,8 +549,7 @@ class _Parts(Sequence[Document]):
     def place(self, index: int) -> str:
         """Return the file, and the line or row, of a document."""
         number, place = self._locate(index)
-        part, file = self.parts[number], self._file(number)
-        return file.line(place) if part.path == part.source else file.next_line(place)
+        return self._file(number).place(place)
 
     def _locate(self, index: int) -> tuple[int, int]:
         index = index + len(self) if index < 0 else index
@@ -563,7 +561,7 @@ class _Parts(Sequence[Document]):
     def _opened(self, number: int) -> _JsonlFile:
         part = self.parts[number]
         fields = part.fields and Fields(tuple(part.fields[0]), *part.fields[1:])
-        file = _JsonlFile(Path(part.path), part, open_bytes(part.path), fields)
+        file = _JsonlFile(Path(part.path), part, open_bytes(part.path), fields, is_copy=part.path != part.source)
         if file.state != tuple(part.state):
             raise InputError(f"{part.path}: changed since it was read; load it again")
         return file

@@ -158,8 +158,7 @@ def read_lines(path: str | Path, reading: Reading = USUAL, bad: Bad = refuse) ->
 
 def raw_lines(path: str | Path, reading: Reading = USUAL) -> Iterator[tuple[str, bytes]]:
     """Stream the lines of a text file as UTF-8, each with its place."""
-    place = _Place(shown_path(path), "line")
-    with open_bytes(path) as file, _readable(place, reading):
+    with _opened(path, "line", reading) as (file, place):
         lines: Iterator[bytes] = iter(partial(file.readline, LONGEST_RECORD + 1), b"")
         if not reading.is_utf8:
             text = io.TextIOWrapper(file, reading.encoding, newline="\n")
@@ -183,10 +182,12 @@ class _Place:
 
 
 @contextmanager
-def _readable(place: _Place, reading: Reading) -> Iterator[None]:
-    """Turn a read error into one line with its place."""
+def _opened(path: str | Path, unit: str, reading: Reading) -> Iterator[tuple[IO[bytes], _Place]]:
+    """Open a file; turn a read error into one line with its place."""
+    place = _Place(shown_path(path), unit)
     try:
-        yield
+        with open_bytes(path) as file:
+            yield file, place
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
             f"{place.name}: the gzip data is cut off or damaged after {place.unit} {place.number} ({error}); "
@@ -247,8 +248,7 @@ def parse_json_line(text: str, where: str) -> Record:
 
 def _read_json(path: str | Path, reading: Reading, bad: Bad) -> Iterator[Record]:
     """Stream the objects of a JSON array, or objects one after another, as in JSONL."""
-    place = _Place(shown_path(path), "item")
-    with open_bytes(path) as file, _readable(place, reading):
+    with _opened(path, "item", reading) as (file, place):
         decoded = io.TextIOWrapper(file, "utf-8-sig" if reading.is_utf8 else reading.encoding)
         text = _JsonText(iter(partial(decoded.read, CHUNK), ""))
         in_array = text.takes("[")
