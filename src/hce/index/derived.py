@@ -463,8 +463,8 @@ class Derived:
                     "'hce rebuild %s --engine %s' makes that permanent",
                     *(store.path.parent, manifest.engine, self.engine_name, store.path.parent, self.engine_name),
                 )
-        for part in self._local(self.engine_part, self.words_part):
-            if (snapshot := part.ahead()) is not None:
+        for part in (self.engine_part, self.words_part):
+            if isinstance(part, LocalPart) and (snapshot := part.ahead()) is not None:
                 logger.warning(
                     "%s knows of a later write than %s: writes were lost, by a missing or damaged %s-wal or an older "
                     "copy; restore both from a copy, or add again what is missing",
@@ -477,18 +477,15 @@ class Derived:
 
     def local_parts(self, reader: Reader) -> list[LocalPart[Any]]:
         """Return those of the parts that are in this process, and have snapshots."""
-        return self._local(*self.parts(reader))
-
-    @staticmethod
-    def _local(*parts: Part[Any]) -> list[LocalPart[Any]]:
-        return [part for part in parts if isinstance(part, LocalPart)]
+        return [part for part in self.parts(reader) if isinstance(part, LocalPart)]
 
     def follow_write(self) -> None:
         """Send a write to an engine elsewhere, or rebuild one here if that pays."""
         if self.mirror is not None:
             self.mirror.follow()
-        for part in self._local(self.engine_part, self.passages_part):
-            part.renew()
+        for part in (self.engine_part, self.passages_part):
+            if isinstance(part, LocalPart):
+                part.renew()
 
     def close(self) -> None:
         """Close the connection to an engine elsewhere."""
