@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 
 import numpy as np
 
@@ -56,36 +56,33 @@ class IndexEncoder:
         self.fingerprint = described.fingerprint  # known without loading it
         self.facts = described
         self._encoder = given
-        self._lock = Lock()
+        self._lock = RLock()
         heed_forks(self)
 
     def after_fork(self) -> None:
         """Replace the lock of the parent process after a fork."""
-        self._lock = Lock()
+        self._lock = RLock()
 
     def encoder(self) -> Encoder:
         """Return the encoder; FormatError if it did not make the index's vectors."""
         with self._lock:
-            return self._loaded()
+            if self._encoder is None:
+                folder = self.index_folder / self.facts.encoder_folder
+                check_tree(folder, self.index_folder)
+                encoder = Encoder.load(folder)
+                # Hashing the weights takes longer than loading them, so skip it for files that nobody touched.
+                if file_stamps(folder) != self.facts.encoder_files and encoder.fingerprint != self.facts.fingerprint:
+                    raise FormatError(
+                        f"{folder} is not the encoder that made this index's vectors ({self.facts.encoder}); "
+                        "put that one back or index again"
+                    )
+                self._encoder = encoder
+            return self._encoder
 
     def encode(self, texts: Sequence[str], side: Side, on_tokens: OnTokens | None = None) -> np.ndarray:
         """Encode texts to unit vectors (texts, n); `on_tokens` receives their tokens."""
         with self._lock:
-            return self._loaded().encode(texts, side, on_tokens=on_tokens)
-
-    def _loaded(self) -> Encoder:
-        if self._encoder is None:
-            folder = self.index_folder / self.facts.encoder_folder
-            check_tree(folder, self.index_folder)
-            encoder = Encoder.load(folder)
-            # Hashing the weights takes longer than loading them, so skip it for files that nobody touched.
-            if file_stamps(folder) != self.facts.encoder_files and encoder.fingerprint != self.facts.fingerprint:
-                raise FormatError(
-                    f"{folder} is not the encoder that made this index's vectors ({self.facts.encoder}); "
-                    "put that one back or index again"
-                )
-            self._encoder = encoder
-        return self._encoder
+            return self.encoder().encode(texts, side, on_tokens=on_tokens)
 
 
 class IndexState:
