@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -194,22 +193,37 @@ class Cutter:
         return token_offsets(self._tokenizer, text)
 
 
-class LongDocuments:
-    """The passages of a corpus's long documents; `corpus` has all documents, followed by these passages."""
+class LongDocuments(Sequence[Document]):
+    """The documents of a corpus, followed by the passages of long ones; `corpus` has them all as documents."""
 
     def __init__(self, corpus: Corpus, cutter: Cutter, *, progress: bool = False) -> None:
+        self._documents, self._cutter = corpus, cutter
         self._passages: dict[int, list[Passage]] = {}
         with progress_bar("cutting", len(corpus), "documents", show=progress) as advance:
             for start in range(0, len(corpus), DOCUMENTS_AT_ONCE):
                 some = corpus[start : start + DOCUMENTS_AT_ONCE]
                 self._passages |= {start + i: passages for i, passages in cutter.cut(some).items()}
                 advance(len(some))
+        self._places = [(position, place) for position, each in self._passages.items() for place in range(len(each))]
+        self._cut: tuple[int, list[str]] = -1, []  # the last long document, and the texts of its passages
         self.corpus = corpus
         if self._passages:
             digest = hashlib.sha256(f"{corpus.fingerprint} with passages of {cutter.length}".encode())
-            self.corpus = Corpus(_Rows(corpus, cutter, self._passages), digest.hexdigest(), corpus.name)
+            self.corpus = Corpus(self, digest.hexdigest(), corpus.name)
         rows = len(corpus) + np.cumsum([0, *map(len, self._passages.values())])
         self._first_row = dict(zip(self._passages, rows.tolist(), strict=False))
+
+    def __len__(self) -> int:
+        return len(self._documents) + len(self._places)
+
+    def __getitem__(self, row: int) -> Document:  # type: ignore[override]
+        if row < len(self._documents):
+            return self._documents[row]
+        position, place = self._places[row - len(self._documents)]
+        cut = self._cut
+        if cut[0] != position:  # rows are read in order, so a long document is cut into texts only once
+            cut = self._cut = position, self._cutter.texts(self._documents[position], self._passages[position])
+        return Document(str(row), cut[1][place])
 
     def passages_of(self, positions: range, vectors: np.ndarray) -> dict[int, CutPassages]:
         """Return the passages of long documents, by their place in `positions`."""
@@ -218,26 +232,3 @@ class LongDocuments:
             passages, row = self._passages[position], self._first_row[position]
             found[position - positions.start] = CutPassages(passages, vectors[row : row + len(passages)])
         return found
-
-
-class _Rows(Sequence[Document]):
-    """The documents of a corpus, followed by its passages as further documents."""
-
-    def __init__(self, corpus: Corpus, cutter: Cutter, passages: Mapping[int, list[Passage]]) -> None:
-        self._corpus = corpus
-        self._passages = [(position, place) for position, each in passages.items() for place in range(len(each))]
-
-        @lru_cache(maxsize=1)  # rows are read in order, so a long document is cut into texts only once
-        def texts(position: int) -> list[str]:
-            return cutter.texts(corpus[position], passages[position])
-
-        self._texts = texts
-
-    def __len__(self) -> int:
-        return len(self._corpus) + len(self._passages)
-
-    def __getitem__(self, row: int) -> Document:  # type: ignore[override]
-        if row < len(self._corpus):
-            return self._corpus[row]
-        position, place = self._passages[row - len(self._corpus)]
-        return Document(str(row), self._texts(position)[place])
