@@ -476,3 +476,15 @@ def test_bad_input_is_named(vectors, options, message):
 def test_promises_hold_on_a_gpu(mode):
     vectors, _ = planted(100, 20, noise=0.3)
     check_promises(vectors, 250, spherical_kmeans(vectors, 250, mode=mode, device="cuda"))
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_products_by_torch_and_by_numpy_give_the_same_clusters(mode, monkeypatch):
+    """A GPU computes with torch; the same arithmetic on the CPU must agree with NumPy's."""
+    rows = np.random.default_rng(5).normal(size=(600, 24)).astype(np.float32)
+    by_numpy = spherical_kmeans(rows, 60, seed=1, mode=mode)
+    for module in (kmeans, kmeans_fast):
+        monkeypatch.setattr(module, "on_device", lambda array, device: torch.from_numpy(array.copy()))
+    monkeypatch.setattr(kmeans, "_TILE", 16)
+    by_torch = spherical_kmeans(rows, 60, seed=1, mode=mode)
+    np.testing.assert_array_equal(by_torch.assignment, by_numpy.assignment)

@@ -26,13 +26,14 @@ from hce.tree.kmeans import (
     Report,
     Rows,
     assign,
+    best_of,
     chunk_ranges,
     end_to_end,
     fill_empty,
     member_sums,
     normalized,
+    on_device,
     own_scores,
-    row_argmax,
     run_all,
     scores,
 )
@@ -440,8 +441,8 @@ def _nearest_of_groups(
     for members, begin, end in zip(clusters, [0, *ends], ends, strict=False):
         if end > begin:
             pairs = order[begin:end]
-            block = scores(looks.take(pairs // probed.shape[1], axis=0), seen.take(members, axis=0), device)
-            column, value[pairs] = row_argmax(block)
+            asked = looks.take(pairs // probed.shape[1], axis=0)
+            column, value[pairs] = best_of(asked, on_device(seen.take(members, axis=0), device))
             found[pairs] = members[column]
     best = value.reshape(probed.shape).argmax(axis=1)[:, None]
     return np.take_along_axis(found.reshape(probed.shape), best, axis=1)[:, 0]
