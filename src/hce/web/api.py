@@ -122,7 +122,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def answer(value: Any) -> Response:
-    """Return a value as JSON that must not be cached; a response stays as it is."""
+    """Return a value as JSON that must not be cached; a response stays unchanged."""
     return value if isinstance(value, Response) else Json(value, headers=NO_STORE)
 
 
