@@ -45,9 +45,9 @@ LEAST_TO_TUNE = 400  # labeled queries
 CLEAR = 1.0  # standard errors; fine-tuning that loses more is undone
 SHORT_DOCUMENT = 16  # words and marks; too short to cut a useful span from
 LONG_DOCUMENT = 512  # tokens; few documents have more
-# Bytes for each number that a trained matrix reads or writes: 4, and a quarter more for scores of attention. By this
-# estimate, fine-tuning MiniLM by 500 labels takes 2.2 GB; 2.2 GB were measured.
-BYTES_KEPT = 5
+# Bytes for each number that a trained matrix reads or writes: 4, and half of that for the scores of attention. By this
+# estimate, fine-tuning MiniLM by 500 labels takes 2.4 GB in all; 2.3 GB were measured (docs/LOG.md).
+BYTES_KEPT = 6
 MiB = 1 << 20
 
 
