@@ -193,7 +193,7 @@ def names_in(folder: str | Path, within: str | Path | None = None) -> list[str]:
 
 
 def check_tree(folder: str | Path, within: str | Path | None = None) -> dict[str, os.stat_result]:
-    """Return the status of all files below a folder, sorted by name; fail unless all are regular.
+    """Return all files below a folder by name; fail unless all are regular files.
 
     A link, a pipe or a device raises OutsideError; without `within`, the folder itself may be a link. A text file of
     more than `MOST_TEXT` bytes raises FormatError. Files that others delete meanwhile are left out.

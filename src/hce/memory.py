@@ -72,7 +72,7 @@ def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
 
 
 def require_memory(needs: Mapping[str, int], bound: int, remedy: str) -> str:
-    """Return a line with the limit and the stage that needs most; fail with `remedy` if the limit is too small."""
+    """Fail if a limit is too small; else return a line with the largest estimate."""
     stage, most = max(needs.items(), key=lambda each: each[1])
     total = taken_so_far() + most
     if total > bound:

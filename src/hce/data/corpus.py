@@ -487,8 +487,8 @@ class _JsonlFile(Sequence[Document]):
         return parse_document(parse_json_line(decode_line(self._read(start, size), where), where), self.fields)
 
     def place(self, index: int) -> str:
-        """Return the file, and the line or row, of a document. In a copy, it is the line after the document."""
-        if self.is_copy:
+        """Return the file, and the line or row, of a document."""
+        if self.is_copy:  # the place is written on the line after the document
             self.file.seek(int(self.lines.starts[index] + self.lines.sizes[index]))
             return os.fsdecode(self.file.readline().rstrip(b"\n"))
         position = 0
