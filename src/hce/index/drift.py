@@ -80,22 +80,16 @@ class GrownNode:
 class Drift:
     """A verdict and the numbers behind it.
 
-    Attributes:
-        verdict: "ok"; "re-cluster" if the tree no longer fits (`hce rebuild` grows a new one); "retrain"; or "unknown"
-            without a tree, or with too few documents to compare.
-        reasons: one sentence for each reason.
-        old: the documents that existed at training.
-        new: the documents that came later.
-        outside: how many documents the tree was not grown from.
-        grown: the regions that got most of these.
+    The verdict is "ok"; "re-cluster" if the tree no longer fits (`hce rebuild` grows a new one); "retrain"; or
+    "unknown" without a tree, or with too few documents to compare.
     """
 
     verdict: Verdict
-    reasons: tuple[str, ...]
-    old: Population | None = None
-    new: Population | None = None
-    outside: int = 0
-    grown: tuple[GrownNode, ...] = ()
+    reasons: tuple[str, ...]  # one sentence for each
+    old: Population | None = None  # the documents that existed at training
+    new: Population | None = None  # the documents that came later
+    outside: int = 0  # how many documents the tree was not grown from
+    grown: tuple[GrownNode, ...] = ()  # the regions that got most of these
 
     def as_dict(self) -> dict[str, Any]:
         """Return verdict and numbers, for JSON."""

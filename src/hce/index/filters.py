@@ -151,22 +151,13 @@ def facet_query(field: str, conditions: Filter | None, most: int) -> Condition:
 
 @dataclass(frozen=True)
 class FieldSummary:
-    """A field of the metadata in some documents.
+    """A field of the metadata in some documents."""
 
-    Attributes:
-        name: the name to use in a condition.
-        documents: how many documents have a value.
-        values: how many different values there are; each element of a list is one.
-        example: the first value.
-        least: the smallest value; None unless all are numbers.
-        most: the largest value; None unless all are numbers.
-    """
-
-    name: str
-    documents: int
-    values: int
-    example: str | int | float | bool
-    least: int | float | None
+    name: str  # to use in a condition
+    documents: int  # how many have a value
+    values: int  # how many different ones there are; each element of a list is one
+    example: str | int | float | bool  # the first value
+    least: int | float | None  # None unless all values are numbers
     most: int | float | None
 
 

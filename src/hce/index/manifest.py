@@ -217,50 +217,33 @@ class Manifest(EncoderFacts):
 
 @dataclass(frozen=True)
 class IndexStatus:
-    """Counts, sizes and names of an index; `Manifest` explains the other fields.
-
-    Attributes:
-        documents: how many there are now.
-        added: how many of these were not there at creation, or had another text.
-        removed: how many of the documents at creation are gone, or have another text.
-        changed: when the index was last written to.
-        engine: the name of the engine that searches.
-        pending: how many additions and removals the engine's snapshot on disk lacks.
-        tree_levels: the depth L of the tree, its levels below the root; 0 without a tree.
-        bytes: the size of all files.
-        reindexing: the name of the new encoder, if a reindexing has begun.
-        earlier: the name of the encoder before the last reindexing, if it is kept.
-        tokens: whether the index keeps tokens, which reorder the first hits.
-        recall: the share of the ten nearest documents that the engine found when it was built, for test queries made
-            from documents. None if every vector is scored, or there is no snapshot.
-        rescored: how many candidates a search for ten documents scores again by their vectors.
-        search: how much words and tokens count, and how that was chosen.
-        curves: for each calibrated share, pairs of a value and its nDCG@10.
-    """
+    """Counts, sizes and names of an index; `Manifest` explains the other fields."""
 
     path: str
-    documents: int
-    added: int
-    removed: int
+    documents: int  # how many there are now
+    added: int  # of these, how many were not there at creation, or had another text
+    removed: int  # of the documents at creation, how many are gone, or have another text
     created: str
-    changed: str
+    changed: str  # when the index was last written to
     encoder: str
     fingerprint: str
     base_encoder: str | None
     fitted_documents: int | None
     dim: int
-    engine: str
-    pending: int
-    tree_levels: int
-    bytes: int
+    engine: str  # that searches
+    pending: int  # additions and removals that the engine's snapshot on disk lacks
+    tree_levels: int  # the depth L of the tree, its levels below the root; 0 without a tree
+    bytes: int  # of all files
     format: int
-    reindexing: str | None = None
-    earlier: str | None = None
-    tokens: bool = False
+    reindexing: str | None = None  # the name of the new encoder, if a reindexing has begun
+    earlier: str | None = None  # the name of the encoder before the last reindexing, if it is kept
+    tokens: bool = False  # whether the index keeps tokens, which reorder the first hits
+    # The share of the ten nearest documents that the engine found when it was built, for test queries made from
+    # documents; None if every vector is scored, or there is no snapshot.
     recall: float | None = None
-    rescored: int | None = None
-    search: str = ""
-    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    rescored: int | None = None  # candidates that a search for ten documents scores again by their vectors
+    search: str = ""  # how much words and tokens count, and how that was chosen
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # share → its values and their nDCG@10
 
     @property
     def has_outgrown_its_table(self) -> bool:
