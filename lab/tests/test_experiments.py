@@ -88,12 +88,16 @@ def rows(text):
 
 def test_labels_on_a_transformer_are_measured_row_by_row(folder, bert_folder, capsys):
     """A rival, and fine-tuning with and without the tree, on the same documents and queries."""
-    given = [str(folder), "--encoder", str(bert_folder), "--pairs", "50", "--splits", "test,test_seen", "--systems"]
-    labels_experiment.main([*given, "given,mnrl,tuned"])
-    labels_experiment.main([*given, "tuned", "--set=tree=true", "--set=negatives=near"])
+    systems = ["given", "mnrl", "tuned", "tree", "eq5", "ct", "hce"]
+    given = [str(folder), "--encoder", str(bert_folder), "--pairs", "50", "--splits", "test,test_seen"]
+    labels_experiment.main([*given, "--systems", ",".join(systems)])
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"')]
-    assert [row["system"] for row in found] == ["given", "mnrl", "tuned", "tuned"]
-    assert all(len(row["test by query"]) == 40 and len(row["test_seen"]) == 3 for row in found)
+    assert [row["system"] for row in found] == systems
+    for row in found:
+        for split, count in {"test": 40, "test with words": 40, "test_seen": 20, "test_seen with words": 20}.items():
+            assert len(row[f"{split} by query"]) == count
+            assert len(row[split]) == 3
+            assert row[split][0] == pytest.approx(np.mean(row[f"{split} by query"]), abs=1e-3)
 
 
 CASES = {

@@ -130,7 +130,7 @@ class Study:
             for name, rows in ((split, list(ranked)), (f"{split} with words", [np.array(each) for each in hits])):
                 ndcg = ndcg_of_rankings(rows, answers)
                 found[name] = [round(float(ndcg.mean()), 4), *(recall(rows, k, answers) for k in (1, 100))]
-                found[f"{name}, by query"] = [round(value, 4) for value in ndcg.tolist()]
+                found[f"{name} by query"] = [round(value, 4) for value in ndcg.tolist()]
         return found
 
 
