@@ -15,7 +15,7 @@ from hce.encoding.encoder import Encoder
 from hce.index import background
 from hce.index.background import Ranking, Untrained, VectorsByContent, Worker
 from hce.index.index import Index
-from hce.index.store import STORE_FILE
+from hce.index.tables import STORE_FILE
 
 
 def test_ranks_by_hand():

@@ -26,7 +26,7 @@ from hce.index.create import build_parts
 from hce.index.derived import LocalPart
 from hce.index.index import Index
 from hce.index.manifest import Manifest
-from hce.index.store import Reader
+from hce.index.tables import Reader
 from hce.search import engine as engine_module
 from hce.search.engine import ENGINES, load_engine, new_engine
 from hce.search.words import Words

@@ -40,7 +40,7 @@ from hce.index import create, derived
 from hce.index.create import build_parts
 from hce.index.index import Index
 from hce.index.manifest import Manifest
-from hce.index.store import Writer
+from hce.index.tables import Writer
 from hce.index.tree import Places
 from hce.tree.hierarchy import Hierarchy
 

@@ -423,7 +423,7 @@ KILLED = """
 import os, sys
 from hce.data.text import Document
 from hce.index.index import Index
-from hce.index.store import Writer
+from hce.index.tables import Writer
 
 index = Index.open(sys.argv[1])
 Writer.record = lambda self: os.kill(os.getpid(), 9)  # all is written, and nothing is committed

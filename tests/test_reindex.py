@@ -24,7 +24,8 @@ from hce.index.check import check
 from hce.index.index import Index
 from hce.index.manifest import Manifest
 from hce.index.state import ReindexedError
-from hce.index.store import Store, Writer
+from hce.index.store import Store
+from hce.index.tables import Writer
 from hce.web.app import create_app
 
 TOPICS = ("ships and harbours at sea", "stars and planets by night", "bread and cheese for supper", "laws of the court")

@@ -10,7 +10,8 @@ import pytest
 
 from hce.data.text import Document, Passage
 from hce.errors import FormatError
-from hce.index.store import STORE_FILE, CutPassages, Store, row_checksum, vector_checksum
+from hce.index.store import Store
+from hce.index.tables import STORE_FILE, CutPassages, row_checksum, vector_checksum
 
 DIM = 4
 

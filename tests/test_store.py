@@ -186,7 +186,7 @@ def test_equal_texts_are_found_and_equal_keys_of_other_texts_are_not(store, monk
         found = reader.vectors_of(["one two", "three"])
         assert list(found) == ["one two"]
         assert found["one two"].tolist() in rows.tolist()
-    monkeypatch.setattr("hce.index.store.hash64", lambda text, signed: 7)
+    monkeypatch.setattr("hce.index.tables.hash64", lambda text, signed: 7)
     with store.writing() as writer:
         writer.insert([Document("c", "three")], rows[:1])
     with store.reading() as reader:

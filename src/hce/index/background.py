@@ -18,7 +18,7 @@ from hce.errors import HceError, InputError
 from hce.files import checksum_of_arrays, is_file, keep_arrays, kept_arrays
 from hce.index.filters import Filter
 from hce.index.index import Index
-from hce.index.store import Moment, Reader
+from hce.index.tables import Moment, Reader
 from hce.index.tree import LiveTree, NotThereError, NumberedHierarchy, Places, require_same_length
 from hce.progress import check_deadline
 from hce.search.fusion import places_of

@@ -22,7 +22,7 @@ from hce.files import CHECKSUMS, check_tree, damage_in, delete_file, is_file, is
 from hce.index.background import MAP_FILE, is_damaged_map
 from hce.index.index import Index
 from hce.index.manifest import MANIFEST_FILE, Manifest, file_stamps
-from hce.index.store import STORE_FILE, Reader, content_key, row_checksum, vector_checksum
+from hce.index.tables import STORE_FILE, Reader, content_key, row_checksum, vector_checksum
 from hce.index.token_codes import TokenCodes
 from hce.index.tree import NumberedHierarchy
 from hce.index.writing import Cutter, chunks_of, insert_documents

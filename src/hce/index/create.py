@@ -46,7 +46,8 @@ from hce.index.derived import Derived, home_of
 from hce.index.manifest import ENCODER_FOLDER, Manifest, StandbyEncoder, delete_other_folders, file_stamps
 from hce.index.ranking import find_thresholds
 from hce.index.state import IndexEncoder, IndexState
-from hce.index.store import STORE_FILE, CutPassages, Reader, Store, Writer, now
+from hce.index.store import Store
+from hce.index.tables import STORE_FILE, CutPassages, Reader, Writer, now
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens, read_all_tokens
 from hce.index.tree import FOLDER, NumberedHierarchy, grow_named_tree, grow_tree, regrow_tree
 from hce.index.writing import DOCUMENTS_AT_ONCE, Cutter, LongDocuments, read_passages, shared_vectors

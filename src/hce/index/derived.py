@@ -35,7 +35,8 @@ from hce.files import (
     write_json,
 )
 from hce.index.manifest import Manifest
-from hce.index.store import Moment, MomentPassedError, Reader, Store, heed_forks
+from hce.index.store import MomentPassedError, Store, heed_forks
+from hce.index.tables import Moment, Reader
 from hce.index.tree import all_vectors, load_tree
 from hce.index.writing import TITLE_SHARE
 from hce.progress import counted, progress_bar

@@ -20,7 +20,7 @@ from hce.data.text import cut_span
 from hce.encoding.tables import Side
 from hce.index.manifest import Manifest
 from hce.index.state import IndexEncoder
-from hce.index.store import Reader
+from hce.index.tables import Reader
 from hce.index.tree import ROWS_AT_ONCE, NumberedHierarchy
 from hce.search.fusion import places_of
 from hce.training.model_folder import IN_AN_INDEX, ModelFacts

@@ -33,7 +33,8 @@ from hce.index.ranking import (
     reranked,
 )
 from hce.index.state import IndexState, ReindexedError
-from hce.index.store import FacetCount, MomentPassedError, Writer
+from hce.index.store import MomentPassedError
+from hce.index.tables import FacetCount, Writer
 from hce.index.tree import NumberedHierarchy
 from hce.index.writing import checked, chunks_of, without_unchanged
 from hce.progress import Advance, bars_shown, progress_bar

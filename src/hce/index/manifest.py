@@ -27,7 +27,8 @@ from hce.files import (
     unsealed,
     write_json,
 )
-from hce.index.store import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, Store, WriteMark
+from hce.index.store import Store
+from hce.index.tables import MOST_DIMENSIONS, STORE_FILE, Moment, Reader, WriteMark
 from hce.search.fusion import Calibration
 
 FORMAT = 2  # 0.1.0 wrote 1

@@ -37,7 +37,8 @@ from hce.data.text import (
 )
 from hce.errors import InputError
 from hce.index.derived import Derived
-from hce.index.store import MomentPassedError, Reader
+from hce.index.store import MomentPassedError
+from hce.index.tables import Reader
 from hce.index.tree import NumberedHierarchy, TreePath, paths_of
 from hce.progress import check_deadline
 from hce.search.engine import Engine, Nearest, PassageEngine

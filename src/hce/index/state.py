@@ -31,7 +31,8 @@ from hce.index.derived import Derived
 from hce.index.filters import Filter
 from hce.index.manifest import MANIFEST_FILE, Manifest, StandbyEncoder, file_stamp, file_stamps
 from hce.index.ranking import Hit, SearchMode, check_k, check_mode, find_hits, with_matched, with_paths
-from hce.index.store import Entry, MomentPassedError, Reader, Store, Writer, heed_forks
+from hce.index.store import MomentPassedError, Store, heed_forks
+from hce.index.tables import Entry, Reader, Writer
 from hce.index.token_codes import TokenCodes, encode_keeping_tokens
 from hce.index.tree import NumberedHierarchy, load_tree
 from hce.index.writing import Cutter, insert_documents

@@ -23,7 +23,8 @@ from hce.data.corpus import Corpus
 from hce.errors import FormatError, InputError
 from hce.files import delete_file, is_file, names_in, new_folder
 from hce.index.ranking import Hit, extent_in_text, read_passage, read_text
-from hce.index.store import Reader, content_key, require_own_files
+from hce.index.store import require_own_files
+from hce.index.tables import Reader, content_key
 from hce.progress import check_deadline, progress_bar
 from hce.search.fusion import TOKENS_FIRST, order_by_tokens
 

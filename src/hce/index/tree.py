@@ -22,7 +22,7 @@ import numpy as np
 from hce.errors import FormatError, InputError, WriterBusyError, warn_once
 from hce.files import HELD, check_tree, delete_folder, is_file, is_folder, plain_path, released, write_to_be_mapped
 from hce.index.manifest import Manifest, is_index
-from hce.index.store import Moment, Reader
+from hce.index.tables import Moment, Reader
 from hce.progress import progress_bar
 from hce.tree.hierarchy import NUMBERS, Hierarchy
 

@@ -22,7 +22,7 @@ from hce.data.text import Document, Passage, cut_passages
 from hce.encoding.encoder import Encoder
 from hce.encoding.tables import token_ids, token_offsets, untruncated
 from hce.errors import InputError
-from hce.index.store import CutPassages, Writer, content_key
+from hce.index.tables import CutPassages, Writer, content_key
 from hce.progress import Advance, progress_bar
 
 DOCUMENTS_AT_ONCE = 2048

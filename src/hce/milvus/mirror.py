@@ -51,7 +51,8 @@ from hce.files import (
 )
 from hce.index.derived import Part
 from hce.index.manifest import Manifest
-from hce.index.store import STORE_FILE, Entry, Moment, MomentPassedError, Reader, Store, heed_forks
+from hce.index.store import MomentPassedError, Store, heed_forks
+from hce.index.tables import STORE_FILE, Entry, Moment, Reader
 from hce.milvus.engine import PIECE, PLACE, Address, Collection, GoneOnError, Milvus, MilvusEngine, MilvusRow
 from hce.milvus.engine import is_address as is_address
 from hce.progress import progress_bar

@@ -31,7 +31,8 @@ from hce.index.index import Index
 from hce.index.manifest import IndexStatus, Manifest
 from hce.index.ranking import Hit
 from hce.index.state import IndexState
-from hce.index.store import Entry, Moment, PassageVectors, Reader, Store, Writer, heeding_deadlines
+from hce.index.store import Store, heeding_deadlines
+from hce.index.tables import Entry, Moment, PassageVectors, Reader, Writer
 from hce.milvus.engine import MOST_ROWS, PLACE, Address, Collection, GoneOnError, Milvus
 from hce.milvus.mirror import ENTRY_BITS, FORMAT, MANY, Mirror, read_content
 from hce.progress import progress_bar

@@ -13,7 +13,7 @@ import numpy as np
 from hce.data.text import ANY_WORD, Document
 from hce.files import new_folder, open_atomically
 from hce.index.index import Index
-from hce.index.store import Reader
+from hce.index.tables import Reader
 from hce.index.tree import LiveTree, NotThereError
 from hce.tree.hierarchy import Hierarchy
 from hce.tree.names import name_nodes
