@@ -36,7 +36,7 @@ def wrong_type(value: object, advice: str) -> InputError:
 
 
 class OutsideError(InputError):
-    """A file in an index's or model's folder leads out of it, such as a link."""
+    """A link, pipe or device in an index or a model, or a path that leads out of it."""
 
 
 class WriterBusyError(InputError):
@@ -44,7 +44,7 @@ class WriterBusyError(InputError):
 
 
 class AwayError(HceError):
-    """A server does not answer or refuses for now; the same call may succeed later."""
+    """A server or host is away, or refuses for now; the same call may succeed later."""
 
 
 class MissingPackageError(HceError):

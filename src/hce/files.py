@@ -1,17 +1,17 @@
-"""Files and folders: safe reading of a stranger's, atomic writes, locks, checksums, and mapped arrays.
+"""Files and folders: safe reading of untrusted ones, atomic writes, locks, checksums, and mapped arrays.
 
-An index or a model may come from a stranger. Nothing outside its folder is opened, listed or deleted. Its own path may
-be a link. A link, a pipe or a device inside it raises OutsideError. Our readers open files with `open_file` or
+An index or a model may come from a stranger. Nothing outside its folder is opened, listed or deleted. The folder itself
+may be a link. A link, a pipe or a device inside it raises OutsideError. Our readers open files with `open_file` or
 `read_bytes`. A library that opens paths itself gets a `plain_path`, or a folder that passed `check_tree`. transformers
 and sentence-transformers open any path that a setting names, such as `tokenizer_file`, so call `require_inside` on a
 model's folder first. Delete with `delete_file` or `delete_folder`.
 
 A file or folder is written under a temporary name next to its final one, flushed to disk, then renamed. The writer
 locks it meanwhile. The next write of the same name deletes temporary files without a lock: their writer was killed.
-Unfinished work stays next to its output with a record of what it belongs to, so only the same work is continued.
+Unfinished work stays next to its output with the run's identity, so only the same run can continue it.
 
-CRC-32 finds every flipped bit and every burst of up to 32 bits, and misses other damage once in four billion. It reads
-2.8 GB a second (docs/LOG.md). It protects against accidents only: an attacker can change the checksum too.
+CRC-32 finds any single flipped bit and any burst of up to 32 bits, and misses other damage once in four billion times.
+It reads 2.8 GB a second (docs/LOG.md). It protects against accidents only: an attacker can change the checksum too.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _require_plain(path: Path, within: str | Path | None, is_wanted: Callable[[i
     place = path.parent if within is None else Path(within)
     names = path.relative_to(place).parts
     if ".." in names:
-        raise _outside(path, "outside of it")
+        raise _outside(path, "outside of its folder")
     for name in names[:-1]:
         place /= name
         above = place.lstat()
@@ -273,7 +273,7 @@ def _found(path: Path, within: str | Path | None, is_wanted: Callable[[int], boo
 
 
 def _opened(path: Path, within: str | Path | None) -> int:
-    """Open a file folder by folder from the root, following no link.
+    """Open a file from `within` down, one folder at a time, following no link.
 
     If the path were opened in one step, a folder replaced by a link after the check would be followed.
     """
@@ -426,7 +426,7 @@ def open_atomically(path: str | Path, mode: str = "w") -> Iterator[IO[Any]]:
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `path` on success."""
-    path = Path(path).absolute()  # "." has no name for a temporary one to begin with
+    path = Path(path).absolute()  # "." has no name to make a temporary one from
     require_new(path)
     with writing_to(path):
         make_folder(path.parent)
@@ -492,7 +492,7 @@ def require_new(path: str | Path) -> None:
 
 
 def require_free(output: str | Path, resume: bool) -> None:
-    """Raise InputError if an output folder exists or has an unfinished run."""
+    """Raise InputError if an output folder is not empty or has an unfinished run."""
     require_new(output)
     if not resume and unfinished(output).exists():
         raise InputError(f"{unfinished(output)} holds an unfinished run: add --resume to continue it, or delete it")
@@ -666,7 +666,7 @@ def sealed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(values: dict[str, Any]) -> tuple[dict[str, Any], bool | None]:
-    """Remove the checksum; return the values and whether it fits, None without one."""
+    """Remove the checksum; return the values, and whether it fits (None if missing)."""
     rest = {name: value for name, value in values.items() if name != SEAL}
     return rest, values[SEAL] == sealed(rest)[SEAL] if SEAL in values else None
 

@@ -4,7 +4,7 @@ With a single process, every function returns its input, so the same code serves
 exchange numbers, JSON and safetensors; nothing is pickled.
 
 Processes wait for each other in torch's collectives. A collective fails if a process died or was silent for `TIMEOUT`.
-torchrun and accelerate end the other processes that they started on a host. A process that stops leaves its reason in
+When one process fails, torchrun and accelerate end the others on its host. A process that stops leaves its reason in
 the launcher's key-value store, so each host can report it in one line.
 """
 
@@ -100,7 +100,7 @@ def require_shared(folder: Path) -> None:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """Gather all processes' rows, (B, …) → (G, …); B is equal on all.
+    """Gather the rows of all processes: (B, …) of each → (G, …), G = B · processes.
 
     Backward sums every process's gradient of our own rows.
     """
@@ -250,7 +250,7 @@ def together(how_to_go_on: str) -> Iterator[torch.device]:
 
     Raises:
         InputError: the hosts run different code.
-        AwayError: a host cannot be reached, or was lost; the message ends with `how_to_go_on`.
+        AwayError: the processes cannot meet, one stopped, or one was lost; then the message ends with `how_to_go_on`.
     """
     device = _meet()
     others = _Others()

@@ -46,7 +46,7 @@ def bars_shown(show: bool = True) -> Iterator[None]:
 def progress_bar(description: str, total: int | None, unit: str, *, show: bool | None = None) -> Iterator[Advance]:
     """Yield a function to call with the number of items just done.
 
-    `total` may be None or an estimate; the count stops there. `show=None` shows a bar only inside `bars_shown`.
+    `total` may be None, or an estimate that the count never exceeds. `show=None` shows a bar only inside `bars_shown`.
     """
     if not (_shown.get() if show is None else show):
         yield lambda count: None

@@ -103,7 +103,7 @@ class Corpus(Sequence[Document]):
         Args:
             path: where the documents are.
             reading: which fields to read, and other options; by default they are detected.
-            share_out: divides the parts of such a folder among processes, and returns what all of them found.
+            share_out: divides the files of a folder among processes, and returns what all of them found.
             copies: a folder that these processes share, for copies of parts without random access, such as Parquet
                 and .gz files. By default a temporary folder.
 
@@ -255,7 +255,7 @@ class Corpus(Sequence[Document]):
 
     @cached_property
     def text_groups(self) -> np.ndarray:
-        """A number for each document, of shape (N,), int64; equal texts share one."""
+        """An int64 array of shape (N,), a number for each document; equal texts share one."""
         hashes = np.fromiter(map(hash64, self.texts()), np.uint64, len(self))
         return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
@@ -304,7 +304,7 @@ def _lies_open(path: Path, reading: Reading) -> bool:
 
 
 def _find_parts(folder: Path) -> list[Path]:
-    """List a folder's JSONL or Parquet files; none if it has texts too."""
+    """List a folder's JSONL or Parquet files; none if it has text files too."""
     if not folder.is_dir() or (folder / "qrels").is_dir():
         return []
     files = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "_")) and path.is_file()]
@@ -424,7 +424,7 @@ def _scan(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Scan]:
 def _spool(
     records: Iterable[Record], name: str, reading: Reading, bad: Bad, file: IO[bytes]
 ) -> tuple[_JsonlFile, _Scan]:
-    """Check documents and write them to a file, each with a line on its source."""
+    """Check documents and write each to a file, followed by a line with its source."""
     scan, position, fields = _Scan(name), 0, None
     with progress_bar("reading", None, "documents") as advance:
         for row, record in enumerate(counted(records, advance), start=1):

@@ -262,7 +262,7 @@ def read_log(path: str | Path) -> list[str]:
 
 
 def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
-    """Write queries atomically as JSONL, or as TSV with single spaces."""
+    """Write queries atomically as JSONL, or as TSV with white space collapsed."""
     suffix = format_suffix(path)
     if suffix not in (".tsv", *JSONL_SUFFIXES):
         raise InputError(f"{path}: queries are written as .jsonl or .tsv; choose such a name")

@@ -1,10 +1,10 @@
-"""Document, and what is done with its text: terms, spans, passages, snippets, and the language.
+"""The Document, and functions of its text: terms, spans, passages, snippets, and the language.
 
 Terms are the words of a text for matching and counting: lowercased and stemmed, in any script. Stemming depends on the
-language, so this module also warns about a corpus in a language that its encoder does not know.
+language. `warn_of_language` warns if an English encoder gets a corpus in another language.
 
 A passage ends at the last sentence end in its last quarter; without one, between two words; else between two tokens.
-The next passage begins before that end, so text at the cut is complete in one of the two.
+The next passage begins before that end, so a phrase at the cut is complete in one of the two.
 
 The marked words of a snippet do not explain its score, since an encoder compares meanings and not words.
 """
@@ -335,7 +335,7 @@ class Snippet(NamedTuple):
 
 
 class QueryWords:
-    """The words of a query to mark in `texts` texts.
+    """The words of a query to mark in a list of `texts` documents.
 
     Function words and single letters are marked only if the query has no other words.
     """

@@ -35,7 +35,7 @@ UNDERLINE = re.compile(r" {0,3}(?:=+|-{2,})[ \t]*")
 FENCE = re.compile(r" {0,3}(?:```|~~~)")
 
 UNSEEN = "script, style, noscript, template, svg, head, [hidden], .headerlink"  # browsers do not show these as text
-# Navigation and controls repeat on each page of a site. As for a screen reader, a header or footer is navigation unless
+# Navigation and controls repeat on each page of a site. As in screen readers, a header or footer is navigation unless
 # it lies inside an article or section.
 NAVIGATION = (
     "nav, button, [role=navigation], [role=search], [role=banner], [role=contentinfo], "
@@ -137,7 +137,7 @@ def _text_record(path: Path, doc_id: str, reading: Reading) -> Record:
 
 
 def split_heading(text: str) -> tuple[str, str]:
-    r"""Return a Markdown text's first heading, and the text without it.
+    r"""Return a Markdown text's first heading, and the text without a heading on top.
 
     >>> split_heading("# Red shoes\n\nAre red.")
     ('Red shoes', 'Are red.')
@@ -162,7 +162,7 @@ def split_heading(text: str) -> tuple[str, str]:
 
 
 class Page(NamedTuple):
-    """The title of a page or PDF file, which may be empty, and its text."""
+    """The text of a page or PDF file, and its title, which may be empty."""
 
     title: str
     text: str

@@ -1,1 +1,1 @@
-"""Retrievers for other frameworks; each module needs its framework installed."""
+"""Retrievers for LangChain and LlamaIndex; each module needs its framework installed."""
