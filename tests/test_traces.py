@@ -1,7 +1,7 @@
 """What a command runs: how many files of the package it enters, and the functions of the walks in how-it-works.md.
 
-A reader who follows a command has to open these files. The counts may only fall. The aims, 30 for train and index and 18
-for add and search, are reached.
+A reader who follows a command has to open these files. The counts may only fall. The aims are reached: 30 for train
+and index, 18 for add and search.
 """
 
 from __future__ import annotations
