@@ -188,7 +188,7 @@ def test_an_index_scores_as_its_model(run, folder, encoder_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("renamed", "said"), [("other-{}", "holds none of the 240 documents"), ("{}", "other documents have the ids")]
+    ("renamed", "said"), [("other-{}", "holds none of the 240 documents"), ("{}", "its documents have ids of")]
 )
 def test_an_index_of_another_collection_is_refused(run, folder, encoder_folder, tmp_path, renamed, said):
     others = [Document(renamed.format(each.id), f"not {each.text}") for each in Corpus.load(folder)]

@@ -533,7 +533,7 @@ def test_collections_of_others_are_refused(tmp_path, documents, module_static_en
         Index.open(f"{embedded}#theirs")
     with index_at(tmp_path / "index", documents[:5], module_static_encoder, embedded, "ours") as index:
         static_encoder.model[0].embedding.weight.data.add_(0.5)
-        with pytest.raises(InputError, match=r"#ours holds vectors of the encoder tiny static .*; open it without one"):
+        with pytest.raises(InputError, match=r"#ours holds vectors of the encoder tiny static .*; leave the encoder"):
             Index.open(f"{embedded}#ours", static_encoder)
         pointer = Pointer.read(index.path)
         collection = Collection(server, pointer.collection, 32)

@@ -484,7 +484,7 @@ def test_add_find_and_remove(site, visit):
     assert ids(page)[0] == "mine"
     expect(page.locator("#before-hits .hit").first).to_have_attribute("data-id", "mine")
     page.locator("#hits .hit").first.click()
-    expect(page.locator("#document .way")).to_contain_text("came after the tree")
+    expect(page.locator("#document .way")).to_contain_text("added after the tree was grown")
     page.get_by_role("button", name="Remove").click()
     assert "mine" in site.index  # not by one press
     page.get_by_role("button", name="Really remove it?").click()
@@ -617,7 +617,7 @@ def test_an_index_without_tree_and_training(tmp_path, planted_corpus, module_sta
         page.get_by_role("link", name="Tree").click()
         expect(page.locator("#tree")).to_contain_text("This index has no tree")
         page.get_by_role("link", name="Status").click()
-        expect(page.locator("#status")).to_contain_text("did not make")
+        expect(page.locator("#status")).to_contain_text("was not trained with")
 
 
 def test_an_index_that_was_emptied(site, visit):

@@ -1,6 +1,7 @@
 """The command line `hce`: its commands and its errors. Results go to stdout, everything else to stderr.
 
-Exit code 0 is success, 1 an error (one line: what, where, what to do), 2 wrong usage. A traceback is a bug.
+Exit code 0 is success, 1 an error (one line: what, where, what to do) or damage found by `hce check`, 2 wrong usage,
+130 Ctrl-C. A traceback is a bug.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *offered_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by name; name the package to install if `hce-lab` has it."""
+        """Find a command by name; fail with advice if it is in `hce-lab`."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         if (offer := offered_commands().get(cmd_name)) is not None:
@@ -83,7 +84,7 @@ def main() -> None:
                 shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
                 raise InputError(f"argument {number}, {shown!r}, is not UTF-8; convert the text or rename the file")
         try:
-            with bars_shown(os.environ.get("RANK", "0") == "0"):  # of several processes, only the first shows them
+            with bars_shown(os.environ.get("RANK", "0") == "0"):  # only the first of several processes shows bars
                 app(prog_name="hce")
         finally:
             sys.stdout.flush()  # flush here, so that a full disk is reported below
@@ -126,7 +127,7 @@ def _what_the_system_refused(error: Exception) -> str | None:
 
 
 def _end(message: str | None) -> NoReturn:
-    """Exit with an error message, or without one with the traceback of a bug."""
+    """Exit with an error message; with None, print the traceback of a bug."""
     _leave_stdout()
     with suppress(OSError):  # if stderr cannot be written either, only the exit code is left
         if message is None:

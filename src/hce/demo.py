@@ -50,9 +50,9 @@ NEWCOMER = Document(
 )
 QUESTION = "move an object to another place at once"
 PRODUCT = "hce-hybrid"  # the result of `hce train` and `hce index`; `hce compare` uses the same names
-LEGEND = """untrained and hce search by vectors only, the others also by words.
+LEGEND = """untrained and hce search by vectors, bm25 by words, the others by both.
 hybrid: BM25 and the untrained encoder. served: `hce index` without training.
-no-tree-hybrid: without the tree. hce-hybrid: `hce train`, then `hce index`."""
+no-tree-hybrid: trained without the tree. hce-hybrid: `hce train`, then `hce index`."""
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
 SHORTEST_QUERY, SHORTEST_DOCUMENT = 3, 15  # words; shorter docstrings are skipped
 

@@ -122,7 +122,7 @@ def known_reranker(spec: str | None) -> str | None:
     return spec
 
 
-CORPUS = "the documents: a BEIR folder, a file, a folder of texts or parts, or - for stdin"
+CORPUS = "the documents: a BEIR folder, a file, a folder of texts or corpus parts, or - for stdin"
 CorpusArgument = Annotated[Path, Argument(metavar="corpus", help=CORPUS)]
 DatasetArgument = Annotated[Path, Argument(help="a BEIR folder: corpus.jsonl, queries.jsonl, qrels/")]
 IndexArgument = Annotated[Path, Argument(metavar="index", help="the folder of the index", show_default=False)]

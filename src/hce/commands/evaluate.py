@@ -34,7 +34,7 @@ COMPARE = "compare with this model, index or TREC run (a file), query by query"
 OWN = "drop a hit whose id is the query's own (BEIR's rule)"
 RERANK = "a cross-encoder that re-ranks what --model finds"
 AGAINST = {**common.MODEL, "metavar": "DIR|NAME|HUB-ID|RUN"}
-DEPTH = "hits to retrieve per query, and to keep of compared runs; at least the deepest cut-off of the measures"
+DEPTH = "hits to retrieve per query, and to keep of compared runs; raised to the deepest cut-off of the measures"
 MODE = "search mode: hybrid, dense or words; default: hybrid for an index, dense for a model"
 
 
@@ -74,7 +74,7 @@ class Task(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A system to measure: a run, or a model or an index with a cross-encoder and its depth."""
+    """A system to measure: a run, a model or an index; an index may have a cross-encoder and its depth."""
 
     name: str
     is_run: bool
@@ -254,7 +254,7 @@ def _check_index(index: Index, corpus: Corpus) -> None:
     if not shared:
         raise InputError(f"{index.path}: holds none of the {len(corpus):,} documents of {corpus.name}; index them")
     if all(getattr(index.get(document.id), "text", None) != document.text for document in shared):
-        raise InputError(f"{index.path}: other documents have the ids of {corpus.name}; measure an index of these")
+        raise InputError(f"{index.path}: its documents have ids of {corpus.name} but other texts; index {corpus.name}")
     if lacking:
         first = next(iter(lacking))
         common.note(f"{index.path}: {len(lacking):,} of the collection's {len(corpus):,} are missing ({first!r} …)")

@@ -22,9 +22,9 @@ def tree(
         Path, Argument(help="a model, an index or a saved tree, or a corpus to grow one from", show_default=False)
     ],
     encoder: common.EncoderOption = "static",
-    branching: Annotated[int, Option("--branching", "-b", help="children of a node; 0 chooses for depth 3")] = 0,
+    branching: Annotated[int, Option("--branching", "-b", help="children per node; 0: chosen for depth 3")] = 0,
     levels: Annotated[int, Option("--levels", help="number of levels to show")] = 2,
-    most: Annotated[int, Option("--most", help="most children of a node to show")] = 8,
+    most: Annotated[int, Option("--most", help="maximum number of children to show per node")] = 8,
     output: Annotated[Path | None, Option("--output", "-o", help="also save the tree to this new folder")] = None,
     seed: common.SeedOption = 0,
     as_json: common.JsonOption = False,

@@ -25,7 +25,7 @@ SHOWN = 10  # findings of one part and state
 @common.with_reading
 def index(
     corpus: Annotated[
-        Path, Argument(help="a BEIR folder, a file, a folder of texts or parts, another index, or - for stdin")
+        Path, Argument(help="a BEIR folder, a file, a folder of texts or corpus parts, another index, or - for stdin")
     ],
     output: Annotated[Path, Option("--output", "-o", help="a new folder for the index", show_default=False)],
     model: Annotated[
@@ -37,7 +37,7 @@ def index(
     memory: common.MemoryOption = None,
     tree: Annotated[bool, Option("--tree/--no-tree", help="grow a tree if the model has none")] = True,
     language: Annotated[
-        str, Option(help="language of the texts, whose word endings are ignored; none: match words as written")
+        str, Option(help="language of the texts, for stemming; none: match words as written")
     ] = "english",
     words_share: Annotated[
         float | None,
@@ -169,10 +169,11 @@ def rebuild(
     memory: common.MemoryOption = None,
     as_json: common.JsonOption = False,
 ) -> None:
-    """Rebuild the tree and the engine of an index from its documents.
+    """Rebuild the tree, the engine and the words of an index from its documents.
 
     The documents do not change. A static table that was fitted to less than a quarter of them is fitted to all of them,
-    and they are encoded again. A trained encoder does not change. Disk space of removed documents is freed.
+    and they are encoded again. A trained encoder does not change. A rebuild frees the disk space of
+    removed documents, and deletes the encoder that `hce reindex --undo` would return to.
 
     Examples:
       hce rebuild my-index

@@ -64,7 +64,7 @@ def search(
     and tokens, which are shown too. With --rerank the score is the cross-encoder's, and the earlier rank is shown.
 
     Search by meaning ranks every document, so it always returns hits. The first line says if nothing is a good match
-    (good_match in --json, null if unknown, as with --where). For the same reason --facet counts all documents that
+    (good_match in --json). With --where this is unknown (null). For the same reason --facet counts all documents that
     match --where, not only the hits. --json gives all fields, with the positions of the query's words.
 
     Examples:
@@ -161,7 +161,7 @@ def serve(
     ] = None,
     name: Annotated[
         list[str] | None,
-        Option(metavar="NAME", help="another name that requests may call this server by; may be repeated"),
+        Option(metavar="NAME", help="another host name that requests may use for this server; may be repeated"),
     ] = None,
     read_only: Annotated[bool, Option("--read-only", help="refuse to add or remove documents")] = False,
     learn_queries: Annotated[
@@ -285,7 +285,7 @@ def _status_lines(found: IndexStatus, training: Training | None) -> dict[str, st
     quality = ""
     if found.recall is not None:
         quality = f", scores {found.rescored} candidates again and finds {found.recall:.1%} of the ten nearest"
-    curves = {  # at every other value of a share
+    curves = {  # every other point of the curve
         name: "nDCG@10 " + ", ".join(f"{value:.3f} at {share:g}" for share, value in points[::2])
         for name, points in found.curves.items()
     }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 GO_ON = "the same command with --resume continues from the last checkpoint"
 NOT_BEGUN = "training had not begun; run the same command again"
-TOO_LITTLE = "raise the limit, set a smaller --set most_documents=…, or train no transformer by --set train=companion"
+TOO_LITTLE = "raise the limit, lower --set most_documents=…, or train no transformer with --set train=companion"
 LABELS = (
     "queries=FILE (JSONL or TSV) with qrels=FILE (BEIR or TREC) to train on, dev=FILE (more qrels) to measure by; "
     "generated=FILE, written by `hce generate-queries`; log=FILE, queries without judgments; "

@@ -55,7 +55,7 @@ def compare_paired(a: Scores, b: Scores, seed: int = 0) -> Paired:
             f"{len(a.keys() & b.keys()):,} in common"
         )
     differences = np.array([a[query_id] - b[query_id] for query_id in sorted(a)])
-    differences[np.abs(differences) < ROUNDING] = 0.0  # the mean of three equal numbers can differ by rounding
+    differences[np.abs(differences) < ROUNDING] = 0.0  # equal scores can differ by rounding; they are ties
     p = randomization_test(differences, seed)
     better, worse, equal = (int(each.sum()) for each in (differences > 0, differences < 0, differences == 0))
     return Paired(float(differences.mean()), p, *bootstrap_interval(differences, seed), better, worse, equal, p_holm=p)

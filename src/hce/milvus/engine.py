@@ -84,7 +84,7 @@ class MilvusRow(NamedTuple):
 
     number: int
     document: int  # the number of its document
-    part: int  # the number of pieces of a content, or the number of this piece
+    part: int  # how many pieces the content has (documents, manifest), or the position of this piece (pieces, log)
     content: str  # a text of at most `PIECE` bytes
     vector: np.ndarray | None = None  # of shape (n,); None for rows that no search should find
 
@@ -303,7 +303,7 @@ class Partition:
     def rows_between(
         self, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
     ) -> Iterator[MilvusRow]:
-        """Read rows with numbers from `first` to `last`, or rows of documents with these."""
+        """Read rows by number, or by document number, from `first` to `last`."""
 
         def condition(start: int, stop: int) -> str:
             if of_documents:
@@ -475,7 +475,7 @@ class MilvusEngine:
         return self._best_among(queries, count, everything[self.are_there(everything)])
 
     def _best_among(self, queries: np.ndarray, count: int, allowed: np.ndarray) -> Found:
-        """Find the best of `allowed`, in a deep ranking of all or in blocks of numbers."""
+        """Find the best of `allowed`: filter a longer ranking, or search in blocks."""
         if len(allowed) > MOST_FOUND:
             wider = int(2 * count * self.count / len(allowed)) + MOST_ROWS
             if wider <= min(MOST_FOUND, self.count):

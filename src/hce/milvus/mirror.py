@@ -3,8 +3,8 @@
 `hce.index.derived.home_of` returns this module. An index uses its `Mirror`, `is_address`, `open_replica`, `trust`,
 `claim_place` and `withdraw`.
 
-The store in the folder stays the truth. A small file, the pointer, names the collection and the last change sent to it,
-so an interrupted transfer continues from there. Only the folder that began a collection writes to it; a copy of the
+The store in the folder is authoritative. A small file, the pointer, names the collection and the last change sent, so
+an interrupted transfer continues from there. Only the folder that began a collection writes to it; a copy of the
 folder is refused.
 
 A transfer has three steps. New documents are sent first. Then one entry in the collection's log names the new moment
@@ -245,7 +245,7 @@ class Mirror:
     def _known_moment(
         self, server: Milvus, manifest: Manifest, pointer: Pointer | None, reader: Reader
     ) -> Moment | None:
-        """Return the last moment in the collection; None if another must be begun."""
+        """Return the last moment in the collection; None if a new one is needed."""
         if pointer is None or not pointer.fits(manifest):
             return None
         name = pointer.collection
@@ -451,7 +451,7 @@ def trust(at: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {"addresses": sorted({*known, address})})
         except (OSError, InputError) as error:
-            logger.warning("%s is trusted only now (%s); set HCE_CONFIG to a writable folder to remember it", at, error)
+            logger.warning("%s is trusted in this run only (%s); set HCE_CONFIG to a writable folder", at, error)
 
 
 def require_trusted(at: str, index_folder: Path) -> Address:
@@ -521,4 +521,4 @@ def _passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
     numbers, documents = reader.passage_numbers()
     last, are_there = int(numbers.max(initial=0)), partial(np.isin, test_elements=numbers)
     engine = MilvusEngine(collection.passages, len(numbers), last, are_there)
-    return PassageEngine(cast(VectorEngine, engine), numbers, documents)  # here it is only searched
+    return PassageEngine(cast(VectorEngine, engine), numbers, documents)  # the cast is safe: it is only searched

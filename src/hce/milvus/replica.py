@@ -172,7 +172,7 @@ class ReplicaStore(Store):
         if has is not None and manifest.fingerprint != has:
             raise InputError(
                 f"{server.address} holds vectors of the encoder {manifest.encoder} ({manifest.fingerprint[:12]}), "
-                f"not of the one given ({has[:12]}); open it without one"
+                f"not of the one given ({has[:12]}); leave the encoder out"
             )
         Store.create(folder, manifest.dim).close()
         store = cls(folder, manifest.dim, server, has)
@@ -236,7 +236,7 @@ class ReplicaStore(Store):
             writer.start_over(collection.dim)
             self.collection = collection
             self._copy(writer, 0, moment, removed)
-            manifest.write(self.path.parent)  # its `since` shows readers of an earlier moment that it is newer
+            manifest.write(self.path.parent)  # readers of an earlier moment see by `since` that the manifest is newer
         self._refreshed = time.monotonic()
 
     def _copy(self, writer: Writer, after: int, moment: Moment, removed: set[int]) -> None:

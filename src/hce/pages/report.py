@@ -101,7 +101,7 @@ def training_panels(history: Sequence[Epoch]) -> list[Panel]:
     return [
         Panel("dev measure", {"mean": [epoch.metric for epoch in history], **series("dev")}),
         Panel("loss", series("loss")),
-        Panel("queries sent down the right way", accuracy, is_share=True),
+        Panel("queries routed to the right node", accuracy, is_share=True),
         Panel("documents that moved", {"churn": [e.churn if e.reclustered else None for e in history]}, is_share=True),
     ]
 
@@ -156,7 +156,7 @@ def _search(calibration: Calibration) -> Iterator[str]:
     if calibration.ndcg:
         yield html_table(["nDCG@10 by", ""], ([name, f"{value:.4f}"] for name, value in calibration.ndcg.items()))
     for name, curve in calibration.curves.items():
-        header = [f"{name} count", *(f"{share:.2f}" for share, _ in curve)]
+        header = [f"share of {name}", *(f"{share:.2f}" for share, _ in curve)]
         yield html_table(header, [["nDCG@10", *(f"{value:.3f}" for _, value in curve)]])
 
 

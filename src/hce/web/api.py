@@ -58,7 +58,7 @@ FOLDERS = re.compile(
 
 
 class ServedIndex:
-    """Everything that requests are answered from; each kind of request has its own threads."""
+    """The state shared by all requests: the index and its parts, and threads for each kind of request."""
 
     def __init__(self, index: Index, rules: Rules, *, learns: bool = False) -> None:
         self.index, self.rules = index, rules
@@ -174,7 +174,7 @@ class SearchQuery(BaseModel):
     compare: bool = Field(default=False, description="also rank with the untrained encoder")
     unique: bool = Field(default=False, description="list near-equal documents once; a hit names the others")
     facet: list[Condition] = Field(
-        default=[], max_length=CONDITIONS, description="fields to count, over all documents that match `where`"
+        default=[], max_length=CONDITIONS, description="count values of these fields in all documents matching `where`"
     )
 
 
@@ -365,7 +365,7 @@ class Written:
 
 @dataclass(frozen=True)
 class FieldsAnswer:
-    """The metadata fields of the first and the last documents."""
+    """The metadata fields of the first and last documents, 1,000 in all."""
 
     fields: list[FieldSummary]
 
@@ -505,7 +505,7 @@ class EmbeddingsRequest(BaseModel):
     input: str | list[str] = Field(description=f"a text, or up to {INPUTS:,} texts")
     model: str = Field(default="", description="ignored: there is one encoder, and the answer names it")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, description="only the encoder's own number is accepted")
+    dimensions: int | None = Field(default=None, description="only the encoder's own dimension is accepted")
     input_type: Literal["document", "query"] = "document"
 
     def texts(self) -> list[str]:

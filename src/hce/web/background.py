@@ -100,7 +100,7 @@ class QueryBatcher:
 
 
 class QueryLearner:
-    """Encodes queries and adds them to the mean in the index's folder, for `hce serve --learn-queries`.
+    """Encodes queries and adds them to the mean query in the index's folder, for `hce serve --learn-queries`.
 
     No text of a query is kept.
     """

@@ -78,7 +78,7 @@ def tree(
     node: Natural = 0,
     depth: Annotated[int, Query(ge=0, le=TREE_LEVELS_AT_ONCE, description="levels to return below the node")] = 1,
     most: Annotated[
-        int, Query(ge=1, le=CHILDREN_AT_ONCE, description="most children of a node, largest first, or documents")
+        int, Query(ge=1, le=CHILDREN_AT_ONCE, description="maximum number of children, largest first, or of documents")
     ] = 60,
     offset: Annotated[int, Query(ge=0, description="number of a leaf's documents to skip")] = 0,
 ) -> TreeAnswer:
@@ -104,9 +104,9 @@ def tree_path(
     site: Served,
     vector: Vector,
     q: Text = None,
-    id: Annotated[str | None, Query(min_length=1, max_length=ID_CHARACTERS, description="or a document")] = None,  # noqa: A002
+    id: Annotated[str | None, Query(min_length=1, max_length=ID_CHARACTERS, description="a document's id")] = None,  # noqa: A002
 ) -> WayAnswer:
-    """Return the path of a query down the tree, level by level, or of a document."""
+    """Return the path of a query or a document down the tree, level by level."""
     if (q is None) == (id is None):
         raise HTTPException(400, "give either q (a query) or id (a document)")
     with site.tree.now() as (reader, places):

@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """Searches a running `hce serve`; connects at the first search.
+    """Searches a running `hce serve`; each search opens a connection and closes it.
 
     Args:
         address: the server's address, such as http://127.0.0.1:8080.

@@ -1,8 +1,8 @@
 """HTTP connections with limits on their number, on slow requests, and on clients that do not read.
 
 uvicorn's own limits are not enough: `limit_concurrency` also counts idle connections, and `timeout_keep_alive` starts
-after the first answer. With these, 600 silent connections locked everyone else out. Sixty clients that did not read a
-5 MB answer were never dropped (docs/LOG.md, "A server that a stranger keeps busy").
+after the first answer. With only those limits, 600 silent connections locked everyone else out. Sixty clients that did
+not read a 5 MB answer were never dropped (docs/LOG.md, "A server that a stranger keeps busy").
 
 Here, a new connection over the limit replaces the one that has been idle longest. If its own address has too many, it
 replaces one of that address. A connection with an active request is never replaced; if all are active, the answer is
@@ -30,10 +30,10 @@ except ImportError:  # Windows
 OPEN_FILES = _limit if _limit >= 0 else 1024
 CONNECTIONS = min(512, OPEN_FILES // 2)
 CONNECTIONS_OF_AN_ADDRESS = min(256, CONNECTIONS)
-# asyncio accepts this many at once, before any connection is closed for them; the index needs open files too.
+# asyncio accepts up to this many before we can close any for the limit above. The index needs open files too.
 BACKLOG = min(2048, OPEN_FILES // 8)
 HEAD_SECONDS = 10.0  # from the connection, or from the last answer, to the end of a request's head
-TAKE_SECONDS = 10.0  # in this time a client must read TAKE_BYTES of an answer, or all of its rest
+TAKE_SECONDS = 10.0  # a client must read TAKE_BYTES of an answer, or the rest of it, in this time
 TAKE_BYTES = 8_192
 HEAD_BYTES = 65_536
 

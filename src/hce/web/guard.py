@@ -105,7 +105,7 @@ class Refusal(Exception):  # noqa: N818  an answer, not a fault
 
 
 def refusal(method: str, headers: dict[str, str], rules: Rules, path: str = "/") -> Refusal | None:
-    """Return why a request is refused, or None if it is allowed."""
+    """Return the refusal of a request, or None if it is allowed."""
     host = headers.get("host", "")
     name = _host_name(host)
     if name not in rules.hosts and not (rules.addresses and _is_address(name)):
@@ -236,7 +236,7 @@ class _Answer:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             size, others = int(headers.get("content-length", 0)), self._guard.bytes_under_way
-            if others and others + size > ANSWERS_BYTES:
+            if others and others + size > ANSWERS_BYTES:  # a single answer may be larger
                 raise MemoryError
             self.bytes = size
             self._guard.bytes_under_way += size

@@ -195,7 +195,7 @@ class Tools:
 def over_http(tools: Tools) -> tuple[Starlette, AbstractAsyncContextManager[None]]:
     """Return the application for /mcp, and the context to run it in."""
     server = tools.server()
-    open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    open_to_all = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # the guard checks the Host
     application = server.streamable_http_app(
         streamable_http_path=PATH, json_response=True, stateless_http=True, transport_security=open_to_all
     )

@@ -18,7 +18,7 @@ with needs_extra("web", "hce serve without --no-metrics"):
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 VERDICTS = ("ok", "re-cluster", "retrain", "unknown")
-DRIFT_SECONDS = 600.0  # least time between two measurements for a monitor
+DRIFT_SECONDS = 600.0  # least time between the starts of two drift measurements for /metrics
 GONE = "499"  # as in nginx: the client left before there was an answer
 NO_ROUTE = "none"  # the route of an unknown path, or of a request that the guard refused
 

@@ -39,11 +39,11 @@ export async function openDocument(page, id, passage = null) {
 async function showPlace(way, id, inTree) {
   const answer = await get("/api/tree/path", { id }).catch(() => null);
   if (!answer) return;
-  fill(way, el("span", {}, answer.way.came_later ? "came after the tree; belongs to" : "position in the tree"), stepsOf(answer.way, inTree));
+  fill(way, el("span", {}, answer.way.came_later ? "added after the tree was grown; position" : "position in the tree"), stepsOf(answer.way, inTree));
   way.hidden = false;
 }
 
-// Removal takes two clicks, against accidents.
+// Ask for a second click, against accidental removal.
 function removal(page, id, close) {
   const problem = el("span", { class: "problem" });
   const button = el("button", { class: "danger" }, "Remove");
@@ -98,7 +98,7 @@ export function openAdding(page) {
       el("label", { class: "check" }, fields.update, "replace a document with the same id"),
       page.facts.needs_token ? el("label", {}, "Token", fields.token) : null,
       problem),
-    el("footer", {}, el("span", { class: "soft" }, "It can be found at once, without training."), el("span", { class: "grow" }), save));
+    el("footer", {}, el("span", { class: "soft" }, "Searches find it at once, without training."), el("span", { class: "grow" }), save));
   fill(dialog, form);
   dialog.showModal();
   fields.id.focus();

@@ -6,8 +6,8 @@ import { $, breakable, count, el, fill, plural, spelled } from "./dom.js";
 
 const FIELDS = 4; // rows shown
 const MORE_FIELDS = 8; // rows behind "more"
-const FEW = 60; // most different values of a field with buttons
-const VALUES = 8; // buttons of a field, for its most frequent values; numbers with more values have a range
+const FEW = 60; // a field with more distinct values gets no buttons
+const VALUES = 8; // buttons per field, for its most frequent values; numeric fields with more values get a range
 const CLAUSE_CHARACTERS = 120;
 const SIGN = /[=<>!~]+|\s(?:not )?in\s/;
 

@@ -7,13 +7,13 @@ import { branchHue, colour, font, isDark } from "./plots.js";
 
 const AGAIN = 700; // milliseconds between two requests for an unfinished map
 const CLOSE = 9; // largest distance in pixels at which the pointer selects a point
-const FEW = 3000; // up to this many points are drawn round
-const TITLES = 30; // up to this many points are named
+const FEW = 3000; // up to this many visible points are drawn as circles
+const TITLES = 30; // up to this many visible points get titles
 const MOST_PIXELS = 4_000_000;
 const LETTERS = [0, 14, 12, 11]; // size of a name's letters by level, in pixels
 
 let page;
-let go; // to a node, as the tree's view goes
+let go; // the tree view's function that opens a node
 let asked = "";
 let map = null; // what is drawn
 let view = { scale: 1, x: 0, y: 0 }; // a place (u, v) of the unit square is drawn at (u·scale + x, v·scale + y), in CSS pixels
@@ -150,7 +150,7 @@ function areaOf(corners) {
   return { area: Math.abs(area), x: x / area, y: y / area };
 }
 
-// A region's name is placed in the cell nearest to the region's center; it may be as wide as the region.
+// A region's name is placed in the cell nearest to the region's center; the name may be as wide as the region.
 function labelsOf(levels, ancestors, centres) {
   return levels.flatMap((of, above) => {
     const cells = of.parents.map(() => []);
@@ -187,7 +187,7 @@ function measure() {
 }
 
 const least = () => 0.9 * Math.min(size.width, size.height);
-const nearest = () => 4 + 2 * Math.sqrt(map.count); // times as large as all of the map, at most
+const nearest = () => 4 + 2 * Math.sqrt(map.count); // largest zoom, relative to the full map
 
 // Zoom to a box of the unit square.
 function fit([left, top, right, bottom], isSlow = true) {

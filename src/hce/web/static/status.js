@@ -75,8 +75,8 @@ const day = (text) => new Date(text).toLocaleString(undefined, { dateStyle: "med
 
 function notTrained(index) {
   return [el("h2", { class: "section-title" }, "Training"),
-    el("p", { class: "soft" }, "This index was made with ", el("b", {}, index.encoder), ", which ", el("code", {}, "hce train"),
-      " did not make. Train one on these documents, and see here what it gained.")];
+    el("p", { class: "soft" }, "The encoder of this index, ", el("b", {}, index.encoder), ", was not trained with ", el("code", {}, "hce train"),
+      ". After training, this page shows the gain.")];
 }
 
 function trainingOf(training, index) {
@@ -97,7 +97,7 @@ function trainingOf(training, index) {
         el("table", { class: "measures" }, el("thead", {}, el("tr", {}, ["", index.base_encoder || "before", "trained", ""].map((text) => el("th", {}, text)))), el("tbody", {}, rows))),
       plot("plot-dev", "Dev measure by epoch"),
       plot("plot-loss", "Loss by level"),
-      plot("plot-accuracy", "Queries sent down the right way, by level")),
+      plot("plot-accuracy", "Queries routed to the right node, by level")),
   ];
 }
 

@@ -66,7 +66,7 @@ export async function show(parameters) {
   const found = await get("/api/tree/path", q ? { q } : { id });
   if (own !== number) return;
   way = { ...found.way, lit: 0, id };
-  const what = id ? (way.came_later ? "came after the tree; belongs to" : "position of the document") : "path of the query";
+  const what = id ? (way.came_later ? "added after the tree was grown; position" : "position of the document") : "path of the query";
   const open = id ? el("button", { class: "link", onclick: () => page.open(id) }, id) : null;
   fill($("tree-way"), el("span", {}, what, " ", open), stepsOf(way, (step) => go({ level: step.level, node: step.node })));
   $("tree-way").hidden = false;
