@@ -69,7 +69,7 @@ STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
 PATIENCE = 600  # `auto` chooses MiniLM up to this many seconds of encoding
 SAMPLE = 200  # documents whose length is measured
 CHARACTERS_PER_TOKEN = 4.2  # of English, measured
-# Measured: while MiniLM encodes a token, one core does this many operations of a matrix product of the shapes below.
+# Measured on one core: MiniLM encodes a token in the time of this many operations of the matrix product below.
 OPERATIONS_PER_TOKEN = 31e6
 ROWS, COLUMNS, INNER = 256, 1536, 384
 WINDOW = 256  # tokens of a text that training reads; an index reads all of a long text

@@ -54,8 +54,8 @@ def encode_corpus(
     kill, the next call continues with any number of processes, and writes the same bytes. A process writes `chunk_size`
     rows at a time: by default 4,096 from a table, 512 from a transformer.
 
-    Fail with InputError if the folder cannot be written or holds other files. Vectors of another encoder, corpus or
-    chunk size are deleted with `replace`; without it, they are an error too.
+    Fail with InputError if the folder cannot be written or holds other files. With `replace`, vectors of another
+    encoder, corpus or chunk size are deleted; without it, they are an error too.
     """
     encode = encoder.encode if on_tokens is None else partial(encoder.encode, on_tokens=on_tokens)
     show = progress if is_first_process() else False

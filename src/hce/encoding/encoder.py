@@ -171,7 +171,7 @@ class Encoder:
 
     @property
     def model(self) -> SentenceTransformer:
-        """The sentence-transformers model; tables are turned into one at the first call.
+        """The sentence-transformers model; tables are turned into one at first use.
 
         Training it changes this encoder's vectors.
         """

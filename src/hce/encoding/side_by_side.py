@@ -1,8 +1,8 @@
 """Encoders as sentence-transformers models, also several encoders in one model.
 
 Several encoders give a text the vector [√s₁·F₁(x); √s₂·F₂(x); …] with Σ sᵢ = 1. The inner product of two such vectors
-is Σ sᵢ·⟨Fᵢ(x), Fᵢ(y)⟩, so each part has its share of the score. A frozen encoder gets trained companions in this way: a
-token table, and a table of the corpus's words.
+is Σ sᵢ·⟨Fᵢ(x), Fᵢ(y)⟩, so each part has its share of the score. In this way an encoder gets companions: a
+trained token table, and a table of the corpus's words.
 
 The first part may be centered, since its mean query and mean document do not help to match queries to documents.
 """

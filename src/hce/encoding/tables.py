@@ -5,7 +5,8 @@ saving, a table is turned into a torch module (`hce.encoding.side_by_side`), whi
 
 Words are fitted by latent semantic analysis. The matrix of documents and terms is weighted by (1 + log tf)·idf, with
 BM25's idf. Its right singular vectors give each term a vector, and a text's vector is the sum of its terms' vectors.
-Each of the two tables alone is mediocre; side by side they are level with BM25 (docs/LOG.md).
+Rows of the matrix are scaled to length 1 first. A word table or a token table alone is mediocre; side by side they are
+level with BM25 (docs/LOG.md).
 
 In a token table, the direction of a row is its token's meaning, and its length is the token's weight. Distillation does
 not know which tokens are common in your corpus, so they are counted. Few documents say little, so the frequencies that

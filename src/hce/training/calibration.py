@@ -5,11 +5,11 @@ Each kind of encoder has usual shares. Questions move the shares away from these
     mean nDCG@10 over the questions - pull * sum of (share - usual share)²
 
 The questions are labeled queries, if there are any, else sentences cut out of the documents. A document is searched
-without the question cut out of it, so that the question does not find itself. The pull is strong for questions that are
-less like people's. A sentence cut out of a document shares fewer words with the rest of it than a person's question
-does. So it favors vectors over words, and the pull is 1. A programmer's remark about a function is nearly a question,
-and the pull is 0.1. For labels it falls with their number. docs/LOG.md has the measurements, with each collection and
-each encoder left out in turn.
+without the question cut out of it, so that the question does not find itself. The pull is strong for questions that
+differ from people's. A sentence cut out of a document shares fewer words with the rest than a person's question does.
+So such sentences favor vectors over words, and the pull is 1. A programmer's remark about a function is nearly a
+question, and the pull is 0.1. For labeled queries, the pull is 3 divided by their number. docs/LOG.md has the
+measurements, with each collection and each encoder left out in turn.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ KnownCodes = Callable[[list[str]], Mapping[str, np.ndarray]]
 class Questions:
     """Questions, and the pool of documents to search for answers.
 
-    "labeled" ones are people's queries, "written" ones remarks cut out of a program. "cut" are titles and first
-    sentences cut out of their document, "titles" titles alone, from documents too short to cut.
+    "labeled" ones are people's queries, "written" ones are remarks cut out of a program. "cut" ones are titles and
+    first sentences cut out of their document, "titles" are titles alone, of documents too short to cut.
     """
 
     kind: Kind
@@ -104,7 +104,7 @@ def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) ->
     `among` has the positions to cut questions from, such as documents held out of training; by default all.
     """
     positions = np.arange(len(corpus)) if among is None or not len(among) else among
-    # At most a tenth of the documents lose a question, so that the pool hardly changes.
+    # Cut at most a tenth of the documents (but 20 of a small corpus), so that the pool hardly changes.
     count = min(len(positions), MOST_ASKED, max(2 * LEAST_ASKED, len(corpus) // 10))
     asked = np.sort(np.random.default_rng([seed, 19]).choice(positions, count, replace=False))
     pool = with_random_others(len(corpus), asked, POOL, [seed, 17])
@@ -230,7 +230,7 @@ def encoded_parts(
     queries = first.encode(questions.texts, "query", on_tokens=tokens.keep_query if tokens else None)
     parts = [Part(queries, pool_vectors)]
     texts = questions.pool_texts(corpus) if companions else []
-    for each in companions:  # which may know no word of a text
+    for each in companions:  # a companion may know no word of a text
         parts.append(Part(each.encode(questions.texts, "query", zeros=True), each.encode(texts, zeros=True)))
     return parts
 
@@ -273,7 +273,7 @@ def calibrate(
 ) -> Calibration:
     """Choose the shares by questions; without any, the usual ones without companions.
 
-    `parts` are the questions by the encoder and by each companion; `centers` are the encoder's means, (2, n).
+    `parts` hold the vectors by the encoder and by each companion; `centers` are the encoder's means, (2, n).
     """
     usual = usual if tokens else usual._replace(tokens=0.0)
     alone = usual._replace(companions=0.0)

@@ -5,8 +5,9 @@ F0·(1 − λ) + F′·λ. If no mix beats F0, F0 is returned, so that training 
 
 Held-out labeled queries are often few, and chance decides which epoch and which λ look best on them. So the last
 epoch's weights are kept with λ = 1, unless these queries clearly prefer others (docs/LOG.md). Pseudo-queries are many,
-but people ask other questions. They choose the epoch and λ that score best. For a table any gain counts, because
-training a table has almost always helped. Training without labels often harms a transformer, which needs a clear gain.
+so the epoch and λ that score best on them are chosen. But people ask other questions. For a table any gain counts,
+because training a table has almost always helped. Training without labels often harms a transformer, which needs a
+clear gain.
 
 The paper leaves open: the dev metric, which is NDCG@10 here (`hce.training.pairs`); and when to stop, which is after
 `epochs` rounds, or after `patience` epochs without improvement.
@@ -72,7 +73,7 @@ class TrainResult:
 
     Attributes:
         encoder: the encoder to use.
-        hierarchy: the tree by this encoder's vectors, of the documents trained on: all, or a sample of many.
+        hierarchy: the tree by this encoder's vectors; of a large corpus, the tree of the sample trained on.
         history: an entry for each epoch; the first is the encoder before training.
         mix: λ, the share of the trained weights in the encoder; 0 means that training did not help.
         recipe: the settings used.
@@ -84,7 +85,7 @@ class TrainResult:
         calibration: how much words, tokens and companions count in a search, and which questions chose that.
         stages: dev measures after each stage that changed the encoder: fine-tuning, fitting, training, labels,
             companions.
-        vectors: the documents' vectors by the encoder, of shape (N, n), while training needs them.
+        vectors: the documents' vectors by the encoder, of shape (N, n); `hce.train` drops them.
     """
 
     encoder: Encoder
@@ -253,8 +254,8 @@ def _encode_and_cluster(
 ) -> tuple[np.ndarray, Hierarchy]:
     """Return the vectors and the tree of the corpus by the encoder's current weights.
 
-    Vectors of a killed run are replaced if their weights differ, as they may in the last digits: another number of
-    processes sums in another order.
+    Vectors that a killed run left are replaced if its weights were different. Another number of processes changes the
+    last digits of weights, because it sums in another order.
     """
     place = None if checkpoints is None else checkpoints.vectors_folder(clustering_number)
     if trainer.recipe.needs_vectors:

@@ -4,7 +4,7 @@ A transformer is strong but slow to train, and training it without labels gains 
 tokenizer is weak, but trains in a minute; a table of the corpus's own words is fitted in seconds. Joined to the
 unchanged transformer, both separate documents that the transformer cannot (docs/LOG.md). Calibration chooses their
 share of a score; 0, the encoder alone, is among the choices. With companions the transformer's vectors are centered.
-Centering alone changes little, but companions then do no harm to a much better transformer.
+Centering alone changes little, but with it companions do no harm to a much better transformer.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _corpus_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.
 
 def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet:
     """Return a dev set small enough for a transformer."""
-    # A recipe cannot tell a default from the same number set by the user, who then gets few queries too.
+    # A recipe does not show if the user set the same number as the default. Such a user gets few queries too.
     few = TRANSFORMER["dev_queries"] if recipe.dev_queries == Recipe.dev_queries else recipe.dev_queries
     if devset.is_labeled or len(measured) <= few:
         return devset

@@ -54,7 +54,7 @@ def precise(x: Tensor) -> Tensor:
 def scores_of(queries: Tensor, candidates: Tensor, temperature: float) -> Tensor:
     """Return S(q, d) = q·d / τ.
 
-    Queries (B, n) with shared candidates (G, n) give (B, G); with each row's own (B, S, n), (B, S).
+    Queries (B, n) with shared candidates (G, n) give (B, G). With candidates per query, (B, S, n), they give (B, S).
     """
     if not temperature > 0:
         raise InputError(f"temperature has to be above 0, not {temperature}.")
@@ -72,7 +72,7 @@ def contrastive(positive: Tensor, negatives: Tensor, forbidden: Tensor | None = 
 
     A query without an allowed negative has loss 0 and gradient 0.
     """
-    # Relative to the positive: a small loss would drown in the rounding of two large numbers.
+    # Subtract the positive first: else rounding of two large numbers would swamp a small loss.
     gaps = negatives - positive[:, None]  # (B, K)
     if forbidden is not None:
         gaps = gaps.masked_fill(forbidden, -torch.inf)
@@ -164,9 +164,10 @@ def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ComparedDocuments:
-    """What masks compare documents by: arrays of shape (G,) for a batch, (B, S) for sampled negatives.
+    """The data that masks compare documents by; for a batch of shape (G,), for sampled negatives (B, S).
 
-    Positions in the corpus and groups of equal texts are −1 if unknown. Vectors reveal near-duplicates.
+    Positions in the corpus and groups of equal texts are −1 if unknown. Vectors have a
+    dimension n more, and reveal near-duplicates.
     """
 
     positions: Tensor
@@ -251,9 +252,9 @@ def level_loss(
     The optimum of Eq. 5 is near the centroid, not at the document, so it pulls all documents of a node together. With
     `documents`, the query instead learns the scores of its document with these nodes, see `divergence`.
 
-    Siblings among the `right` nodes count as right too: −log Σ_right / Σ_siblings. The paper has one right node. The
-    route "full" scores all K nodes and masks strangers, "gather" collects each query's siblings. They agree; the
-    default is the cheaper one.
+    With Eq. 5, siblings among the `right` nodes count as right too: −log (Σ_right exp S / Σ_siblings exp S). The paper
+    has one right node. The route "full" scores all K nodes and masks strangers, "gather" collects each query's
+    siblings. Both give the same loss; the default is the cheaper one.
     """
     counts, parent = siblings.start.diff(), siblings.parent[node]  # (B,)
     width = int(counts[parent].max()) if len(node) else 0
@@ -310,7 +311,7 @@ class BatchLevel:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Documents sampled under one prefix of each query's path, (B, S, n), and where they must not be used, (B, S)."""
+    """Documents sampled under one prefix of each document's path, (B, S, n), and their forbidden mask, (B, S)."""
 
     vectors: Tensor
     forbidden: Tensor | None = None
@@ -318,7 +319,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """Neighbors of each query's document, (B, S, n), and a teacher's scores of the document and of them, (B, 1 + S).
+    """Neighbors of each query's document, (B, S, n); a teacher's scores of the document, then of these, (B, 1 + S).
 
     `forbidden` is True for padding, of shape (B, S).
     """
@@ -352,13 +353,13 @@ class HCESummands:
 def hce_loss(
     queries: Tensor,  # unit vectors, (B, n)
     documents: Tensor,  # unit vectors, (G, n); query b belongs to document b, or as `pairing` says
-    levels: Sequence[BatchLevel],  # the first M, from the one below the root downwards
+    levels: Sequence[BatchLevel],  # the first M, from the one below the root downward
     sampled: Sequence[Sampled | None] = (None,),  # for each of the levels M + 1 … L; None: in-batch negatives only
     *,
     temperature: float,  # τ, of the documents
     level_temperature: float | None = None,  # τ_h; τ by default, as in the paper
     level_target: LevelTarget = "node",  # Eq. 5; with "document", the query follows its document, see `divergence`
-    level_weight: float = 1.0,  # of the level losses, which are reported without it; 1 in the paper
+    level_weight: float = 1.0,  # of the level losses; `HCESummands` has them without it; 1 in the paper
     pairing: InBatch | None = None,
     teacher: TeacherScores | None = None,  # of neighbors, ranked with weight 1; the paper has none
 ) -> HCESummands:
@@ -413,14 +414,14 @@ class HCELoss(nn.Module):
     The dataset has the columns query, positive document and, if wanted, sampled negatives, in this order. Its column
     `label` has the document's position (0, 1, …) in the corpus that the hierarchy was made from. A label may also be a
     list: that position, the position of each sampled negative, then those of the query's other known positives. −1
-    stands for "unknown" and for padding. Positions serve to mask false negatives: with the document's alone, only those
-    within the batch are recognized.
+    stands for "unknown" and for padding. The document's position selects its nodes and masks false negatives within the
+    batch. The other positions mask sampled and known ones.
 
     With M < L − 1 there are L − M document losses. They share the columns of negatives evenly, level M + 1 first.
     Vectors are normalized here, so the encoder need not do it.
 
-    The centroids are parameters of this module, and the trainer trains them together with the encoder's. Their own
-    learning rate is set in the training arguments, by name:
+    The centroids are parameters of this module, and the trainer trains them together with the encoder. Set their
+    learning rate by name in the training arguments:
     `SentenceTransformerTrainingArguments(learning_rate_mapping={r"^centroids\.": 1e-3})`. They are not saved with the
     encoder, and not needed after training. A new hierarchy needs a new loss and a new trainer.
 
@@ -441,7 +442,7 @@ class HCELoss(nn.Module):
         level_temperature: float = 0.15,
         level_target: LevelTarget = "node",
         level_weight: float = 1.0,
-        mask: bool = True,  # known false negatives; False masks only the document itself, as in the paper
+        mask: bool = True,  # mask known false negatives; False masks only the document itself, as in the paper
         margin: float | None = None,  # documents with d⁺·d⁻ above it are no negatives; None: off
         groups: np.ndarray | None = None,  # a number for each document, equal for equal texts, (N,)
         gather_across_devices: bool = False,

@@ -56,8 +56,8 @@ def mean_over_kinds(dev: Mapping[str, float]) -> float:
 class Epoch:
     """One line of the history; epoch 0 is the encoder before training.
 
-    The mean losses are `level_1` … `level_M`, `document`, `neighbours`. In joint training, all but the last are of the
-    labeled pairs.
+    The mean losses are `level_1` … `level_M`, `document`, `neighbours`. In joint training, `neighbours` comes from
+    pseudo-queries, and the others come from labeled pairs.
     """
 
     epoch: int
@@ -129,9 +129,9 @@ from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("path/to/this/folder")
 ```"""
-USAGE_WITH_COMPANIONS = """The vectors of the encoder and of its companions stand side by side in one, by a module of
-`hce`, which has to be installed (`pip install hierarchical-corpus-encoder`). `trust_remote_code` lets
-sentence-transformers import that module from the installed package; no code is in this folder.
+USAGE_WITH_COMPANIONS = """A module of `hce` concatenates the vectors of the encoder and of its companions. So
+`pip install hierarchical-corpus-encoder` is needed. `trust_remote_code` lets sentence-transformers import that module
+from the installed package; no code is in this folder.
 
 ```python
 from sentence_transformers import SentenceTransformer

@@ -50,7 +50,7 @@ class Negatives:
     corpus: Corpus
     tree: Hierarchy  # the current tree
     vectors: np.ndarray  # the documents' vectors that the tree was grown from, (N, n); may be a memory map
-    held_out: np.ndarray  # documents kept for measuring: never positives, so negatives would only be pushed away
+    held_out: np.ndarray  # documents kept for measuring: never positives, as negatives they would only be pushed away
     loss_levels: int  # M, how many levels have a level loss; each of the L − M document losses gets its own negatives
     recipe: Recipe
 
@@ -77,8 +77,8 @@ class SiblingNegatives(Negatives):
         """Draw documents that share a node with each document; none without a tree.
 
         This is Sample(p) of Eq. 6. The negatives of level t, from M + 1 to L, come from under the document's node at
-        level t − 1; the columns of level M + 1 come first. The query's own document replaces held-out documents, and
-        fills up where there are too few others.
+        level t − 1; the columns of level M + 1 come first. The query's own document replaces held-out documents and
+        missing ones.
         """
         if not self.recipe.tree:
             return super().draw(batch, seed)
@@ -118,7 +118,7 @@ class MinedNegatives(Negatives):
         return nearest(queries, self.vectors, count)[0]
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
-        """Draw a number for each document found, (B, found); the lowest win."""
+        """Draw a random number for each document to find, (B, found); the lowest win."""
         rng = np.random.default_rng([self.recipe.seed, int(batch.positions[0]), int(batch.positions.sum())])
         return rng.random((len(batch.positions), self.looked_for(batch)))
 
@@ -139,7 +139,7 @@ class NearNegatives(MinedNegatives):
     beam = 4  # leaves to search
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to find; few under the leaves are held out."""
+        """Return how many documents to find; the few held-out ones need no extra."""
         return max(MINED_FROM, self.count) + batch.known.shape[1]
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:

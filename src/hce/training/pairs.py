@@ -1,13 +1,13 @@
 """Training pairs of queries and documents, and the held-out queries that measure an encoder.
 
-Pairs come from labels (S_train in the paper), from spans of the documents (ICT), or pair a document with itself
-(SimCSE). A source yields them in batches: a new order and new spans in each turn, the same for the same seed. The draws
-of a batch depend on (seed, turn, batch) alone, so a killed run can resume in the middle of a turn.
+Pairs come from labels (S_train in the paper) or from spans of the documents (ICT), or consist of a document twice
+(SimCSE). A source yields them in batches. Each turn has a new order and new spans. The draws of a batch depend on
+(seed, turn, batch) alone, so a killed run can resume in the middle of a turn.
 
 The paper's Alg. 3 has "some metric" on a dev set. Here it is NDCG@10 on held-out labeled queries, never those of a test
 split; all grades above 0 count the same. Without labels, it is the mean NDCG@10 over four kinds of pseudo-queries:
 titles, first sentences, spans of 4 and of 48 words and marks. By default a static encoder trains on spans of 8 to 32, a
-transformer on spans of 8 to 64. The other kinds show whether it improved on more than it was trained on.
+transformer on spans of 8 to 64. So the kinds of queries also show whether the encoder improved beyond these spans.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Sources:
     unsupervised: PairSource | None = None  # pairs made from the documents alone
     # Positions of documents kept for measuring, which give no pairs and no negatives.
     held_out: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    # Of the documents that pseudo-queries are made from: the held-out ones, unless the recipe trains on all.
+    # Positions of the documents that give dev pseudo-queries. With `hold_out`, these are the held-out ones.
     measured: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class InverseCloze:
     _: KW_ONLY
     lengths: Sequence[int] = (64,)  # of spans, one drawn per pair; the paper has 64 tokens
     offsets: Callable[[str], Offsets] = word_offsets  # finds the units that `lengths` count
-    cut_share: float = 0.0  # how often the span is cut out of its document (0 in the paper, 0.9 in the first ICT)
+    cut_share: float = 0.0  # how often the span is cut out of its document (0 in the paper, 0.9 in Lee et al. 2019)
     window: int = 0  # words and marks from a document's start that a pair uses; 0: all
     seed: int = 0
 
@@ -235,8 +235,8 @@ class DropoutTwins(InverseCloze):
 class LabeledPairs:
     """Queries and the documents judged relevant to them (grade above 0); each such pair is one example.
 
-    Fails without any pair, or if the corpus lacks a relevant document that it did not skip as empty. `window` is the
-    number of words and marks taken from a document's start; 0 takes all.
+    Fails if there is no pair, or if the corpus lacks a relevant document, unless it skipped it as empty. `window` is
+    the number of words and marks taken from a document's start; 0 takes all.
     """
 
     def __init__(
@@ -327,8 +327,8 @@ class DevQueries:
     kind: str  # a name for the report
     texts: list[str]
     answers: list[np.ndarray]  # for each query, the rows of the pool with its right documents
-    # For each query its right document with the query cut out, which is scored instead of that document. For a first
-    # sentence the title is cut out too. None for labeled queries.
+    # For each query, the right document without the query; it replaces the full document in scoring. For a first
+    # sentence, the title is cut out too. None for labeled queries.
     variants: list[str] | None = None
 
 
@@ -343,7 +343,7 @@ class DevSet:
 
     @property
     def is_labeled(self) -> bool:
-        """Whether people wrote the queries, rather than documents giving them."""
+        """Whether people wrote the queries, instead of spans of documents."""
         return self.panel[0].kind == LABELED
 
     def pool_texts(self) -> list[str]:
@@ -399,7 +399,7 @@ def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, p
 def pseudo_devset(
     corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
 ) -> DevSet:
-    """Make queries from the documents at `measured` in several ways; skip duplicates."""
+    """Make queries of several kinds from `measured` documents; skip duplicates."""
     groups = corpus.text_groups
     measured = measured[np.bincount(groups)[groups[measured]] == 1]
     if not len(measured):

@@ -9,7 +9,7 @@ The setting `train` decides which parts are trained:
 - companion: a token table with a transformer's tokens. It and the corpus's word table join the unchanged transformer. A
   static encoder is a table itself, so this is an error.
 - both: the encoder and its companions. A static encoder gets the word table, a transformer also a trained token table.
-- auto: both for a static encoder, companion for a transformer; 400 labeled queries fine-tune the transformer first.
+- auto: both for a static encoder, companion for a transformer. From 400 labeled queries on, these first fine-tune it.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ class Recipe:
         "auto",
         "companion: tables of the corpus's tokens and words, next to the unchanged encoder; encoder: the encoder "
         "itself; both; auto: both for a static encoder, whose companion is the words; companion for a transformer, "
-        "which 400 labeled queries fine-tune first",
+        "after fine-tuning it if there are 400 labeled queries",
     )
     language: str = _option(
         "english", "the language whose word endings the table of the corpus's words cuts off, or none"
     )
     most_documents: int = _option(
         131_072,
-        "the most documents to learn from; a larger corpus gives a random sample with all documents that labels name, "
-        "so it takes no longer; 0: all",
+        "the most documents to learn from; of a larger corpus, a random sample is used, with all documents that labels "
+        "name; 0: all",
     )
     epochs: int = _positive(10, "rounds of optimize, measure, re-cluster")
     epoch_pairs: int = _option(
         0,
-        "pairs in an epoch; 0: as many as documents, so that re-encoding stays cheaper, but at most 8 turns through "
-        "the pairs",
+        "pairs in an epoch; 0: as many as documents, so that re-encoding them costs less than the steps, but at most 8 "
+        "turns through the pairs",
     )
     batch_size: int = _positive(256, "pairs in a step, over all processes; at most a quarter of few documents")
     chunk_size: int = _option(
-        0, "pairs encoded at once, by gradient checkpointing; 0: the entire batch, which needs more memory"
+        0, "texts encoded at once, with gradient checkpointing; 0: the entire batch, which needs more memory"
     )
     precision: Precision = _option(
         "auto",
@@ -82,9 +82,11 @@ class Recipe:
         "the processor has instructions for it",
     )
     frozen: float = _option(
-        0.0, "share of a transformer's layers that are not trained, counted from below; above 0, nor are its embeddings"
+        0.0, "share of a transformer's layers to freeze, from the lowest on; above 0, the embeddings are frozen too"
     )
-    dropout: bool = _option(True, "train a transformer with its dropout; off: a step takes less time (simcse needs it)")
+    dropout: bool = _option(
+        True, "train a transformer with its dropout, as simcse does always; off: a step takes less time"
+    )
     learning_rate: float = _positive(1e-2, "of the encoder; it rises over the warm-up and then falls linearly to 0")
     centroid_learning_rate: float = _option(
         0.0,
@@ -118,7 +120,7 @@ class Recipe:
     negative_count: int = _option(2, "sampled negatives for each query, n_NS; the paper has 4")
     neighbours: int = _option(
         8,
-        "neighbors of a pseudo-query's document, found through the tree, that a table learns to rank as BM25 does; "
+        "how many neighbors of a pseudo-query's document, found through the tree, a table learns to rank as BM25 does; "
         "0: none",
     )
     mask: bool = _option(
@@ -186,9 +188,9 @@ class Recipe:
         """Return the measured defaults for a kind of encoder, some settings replaced.
 
         Args:
-            static: whether it is a token table. By default a transformer's companion is trained, which is one too.
-            documents: how many there are, to limit a batch to a quarter of them (or of `most_documents`); a set
-                `batch_size` stays.
+            static: whether the encoder is a token table. So is the companion that is trained for a transformer.
+            documents: how many there are. A batch has at most a quarter of them (or of `most_documents`), unless
+                `batch_size` is set.
             settings: fields of the recipe.
 
         Raises:
@@ -199,7 +201,7 @@ class Recipe:
 
     @classmethod
     def paper(cls, *, documents: int | None = None, **settings: Any) -> Recipe:
-        """Return the paper's settings, and ours where it names none; some replaced.
+        """Return the paper's settings, and ours if it names none; some replaced.
 
         The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (`chunk_size`) to save memory.
         The gradients are the same, except for other dropout masks.
@@ -308,7 +310,7 @@ def shown_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-# A strong encoder should move little: few small steps, wider spans, and at most half of the way without labels. All of
+# A strong encoder should move little: few small steps, longer spans, and without labels at most half of the way. All of
 # the way gains recall, but loses at the top of the ranking, which pseudo-queries do not show (docs/LOG.md).
 TRANSFORMER: dict[str, Any] = {
     "epochs": 2,
@@ -337,9 +339,9 @@ TUNING: dict[str, Any] = {
     "keep": "last",
 }
 
-# Everything that the paper states, and nothing else. Centroids are trained with the encoder; M = L − 1; no documents
-# are held out; only the document itself is masked; dev queries search all documents; the last weights are returned.
-# The paper does not give the centroids' learning rate, so it is the encoder's.
+# What the paper states, without what it does not mention. Centroids are trained with the encoder; M = L − 1; no
+# documents are held out; only the document itself is masked; dev queries search all documents; the last weights are
+# returned. The paper does not give the centroids' learning rate, so it is the encoder's.
 PAPER: dict[str, Any] = {
     "train": "encoder",
     "most_documents": 0,

@@ -30,7 +30,7 @@ from hce.training.pairs import Batch, PairSource, Sources, batch_count, endless
 from hce.training.recipe import Optimizer, Recipe
 from hce.tree.hierarchy import Hierarchy
 
-TURNS = 8  # an epoch repeats few pairs at most this often
+TURNS = 8  # how often an epoch repeats its pairs at most, if they are few
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Trainer:
     objective: HCELoss  # L_HCE for the current tree
     negatives: Negatives  # chooses negatives by the current tree
     vectors: np.ndarray  # the documents' vectors that the tree was grown from, of shape (N, n)
-    neighbors: np.ndarray | None  # positions near each document, of shape (N, S); None without a teacher
+    neighbors: np.ndarray | None  # positions of each document's neighbors, of shape (N, S); None without a teacher
     centroid_optimizer: torch.optim.Optimizer | None  # of the tree's centroids; None if they stay fixed
 
     def __init__(self, corpus: Corpus, encoder: Encoder, sources: Sources, recipe: Recipe) -> None:
@@ -290,7 +290,7 @@ def new_optimizer(kind: Optimizer, groups: Iterable[tuple[Iterable[Tensor], floa
     """Build an optimizer of parameter groups, each with its learning rate."""
     given = [{"params": list(parameters), "lr": rate} for parameters, rate in groups]
     if kind == "adamw":
-        # Fused, because a token table is nearly all parameters: one pass over them takes a third of the time.
+        # Fused: a token table has many weights and little computation; one pass over them takes a third of the time.
         return torch.optim.AdamW(given, weight_decay=0.0, fused=True)
     return Adafactor(given, relative_step=False, scale_parameter=False)
 

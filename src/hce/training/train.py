@@ -45,8 +45,8 @@ LEAST_TO_TUNE = 400  # labeled queries
 CLEAR = 1.0  # standard errors; fine-tuning that loses more is undone
 SHORT_DOCUMENT = 16  # words and marks; too short to cut a useful span from
 LONG_DOCUMENT = 512  # tokens; few documents have more
-# Bytes for each number that a trained matrix reads or writes: 4, and half of that for the scores of attention. By this
-# estimate, fine-tuning MiniLM by 500 labels takes 2.4 GB in all; 2.3 GB were measured (docs/LOG.md).
+# Bytes for each activation that a trained matrix reads or writes: 4, and half of that for the scores of attention. By
+# this estimate, fine-tuning MiniLM by 500 labels takes 2.4 GB in all; 2.3 GB were measured (docs/LOG.md).
 BYTES_KEPT = 6
 MiB = 1 << 20
 
@@ -70,9 +70,9 @@ def train(
 
     Args:
         corpus: the documents.
-        encoder: where to start; an `Encoder` given here may be changed in place.
+        encoder: the encoder to start from; an `Encoder` object may be changed in place.
         pairs: labeled queries to train on; without any, training is unsupervised.
-        generated: generated queries, also to train on; they do not measure anything.
+        generated: generated queries to train on too; they are never used to measure.
         dev: labeled queries to measure with; by default some of `pairs`, or pseudo-queries, are held out.
         log: queries that people asked, without answers. Most of their mean vector is subtracted from a transformer's
             queries. May be that mean, which `hce serve --learn-queries` keeps. No query is stored.
@@ -282,7 +282,7 @@ def _bytes_to_tune(encoder: Encoder, recipe: Recipe) -> int:
     encoded = 2 + recipe.negative_count * (recipe.negatives == "fresh-siblings")  # texts for each pair
     texts = recipe.chunk_size or encoded * recipe.batch_size * (1 + (recipe.mode == "joint"))
     tokens = min(encoder.window, recipe.window * 4 // 3 or LONG_DOCUMENT)  # of a text; three words have four tokens
-    # The copies are the given weights, the first ones of this training, and the best ones.
+    # Three copies of all weights: the given ones, those at the start of this training, and the best ones.
     return 4 * (3 * sum(each.numel() for each in weights) + 3 * trained) + BYTES_KEPT * kept * texts * tokens
 
 
@@ -305,7 +305,9 @@ def _is_log_useless(encoder: Encoder, recipe: Recipe) -> bool:
 
 def _warn_of_poor_data(corpus: Corpus, encoder: Encoder, recipe: Recipe, log: Sequence[str] | QueryMean) -> None:
     if log and _is_log_useless(encoder, recipe):
-        logger.warning("the log of queries changes nothing: it does not center %s", encoder.name)
+        logger.warning(
+            "the log of queries changes nothing for %s; only a transformer with companions uses it", encoder.name
+        )
     warn_of_language(corpus, encoder.name)
     if recipe.mode == "supervised":
         return

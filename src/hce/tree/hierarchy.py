@@ -44,8 +44,8 @@ PRODUCTS_AT_ONCE = 1 << 22  # floats: 16 MB
 LARGEST = 2.0  # a node above the leaves may have this many times the mean number of documents
 EVENING_ROUNDS = 10  # per level
 SHORTEST = 1e-6  # a shorter sum of vectors has no direction
-# For the progress bar: the expected rounds of k-means over all vectors, and how many rounds the first one costs. With a
-# million vectors and b = 8 there were 8 rounds, and the first cost 1.5; with five million and b = 256, 4 and 3.
+# For the progress bar: the expected rounds of k-means over all vectors, and how many later rounds the first one costs.
+# With a million vectors and b = 8 there were 8 rounds, and the first cost 1.5; with five million and b = 256, 4 and 3.
 EXPECTED_ROUNDS, FIRST_ROUND = 10, 3
 
 
@@ -72,7 +72,7 @@ class LevelSummary(NamedTuple):
     level: int  # 1 … L−1
     nodes: int
     sizes: tuple[int, int, int, int, int]  # documents under a node: least, quartiles, most
-    balance: float  # entropy of the documents' spread over the nodes divided by that of an even spread; 1 is even
+    balance: float  # entropy of the documents' distribution over nodes, divided by its maximum; 1 is even
     mean_cosine: float  # of the level's members (nodes one level down, or documents) to their centroid
 
 
@@ -534,7 +534,7 @@ def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Clust
 def evened(
     nodes: np.ndarray, sizes: np.ndarray, parent: np.ndarray, centroids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Move nodes out of clusters with over `LARGEST` times the mean of documents.
+    """Move nodes out of clusters with over `LARGEST` times the mean document count.
 
     `nodes` are unit rows with these `sizes` in documents. Return the new `parent` of each, and the new `centroids`.
     """

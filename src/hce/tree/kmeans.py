@@ -1,8 +1,8 @@
 """Spherical k-means: the paper's Alg. 2 run to convergence, and a fast mode for many clusters.
 
 Rows go in; unit centroids and a cluster per row come out. Rows are read in chunks and normalized when read, so a
-memory-mapped file is never copied completely. NumPy does the work: on the CPU its products and its maxima are faster
-than torch's. With a GPU, torch computes the products there.
+memory-mapped file is never copied completely. On the CPU NumPy does the work: its products and maxima are faster than
+torch's. On a GPU torch computes both.
 
 The paper does not say what happens to empty clusters, which random assignments may leave. Here they are filled with the
 worst-fitting rows (`fill_empty`), so that every node of a tree has a child.
@@ -46,8 +46,8 @@ Report = Callable[[int, float], None]
 class KMeansResult(NamedTuple):
     """A clustering of N rows into k clusters, none of them empty.
 
-    Each row is assigned to its nearest centroid; ties (within 1e-6) may go either way. In fast mode another centroid is
-    slightly nearer for one row in thousands; with millions of rows, for one in seventy.
+    Each row is assigned to its nearest centroid; ties (within 1e-6) may go either way. In fast mode, one row in
+    thousands has another centroid slightly nearer; with millions of rows, one in seventy.
     """
 
     centroids: np.ndarray  # unit rows of shape (k, n), float32
@@ -71,7 +71,7 @@ def spherical_kmeans(
 
     The mode "exact" is Alg. 2: each round compares every row with every centroid. "fast" starts from a two-level
     clustering, compares rows with nearby centroids only, and also makes single-row moves that Alg. 2 never makes.
-    "auto" is fast for large inputs.
+    "auto" is fast if N·k > 2^24 and k ≥ 64.
 
     Exact mode starts from `init`: "random" is the paper's a_i ~ Unif{1..k}; "points" takes k rows as centroids. On four
     sets of real vectors, at 8 rows per cluster, "points" ended at a higher mean cosine (by .0005 to .043) after fewer
@@ -151,7 +151,7 @@ def _check(vectors: np.ndarray, k: int, mode: str, init: str, max_rounds: int) -
 
 
 class Rows:
-    """Unit float32 rows, of shape (N, n): an array that is held, or one too large to copy."""
+    """Unit float32 rows, of shape (N, n): an array in memory, or one too large to copy."""
 
     def __init__(
         self,
@@ -246,7 +246,7 @@ def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
 
 
 def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
-    """Run the task on every item, in order; processes together each run a share.
+    """Run the task on every item, in order; several processes each run a share.
 
     On the CPU each task runs in its own thread, single-threaded. For many small products this is faster than threads
     inside each product, which wait for one another every time.

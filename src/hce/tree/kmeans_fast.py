@@ -1,13 +1,14 @@
 """Spherical k-means for many clusters, with fewer than the N x k x n products per round of Alg. 2. Not in the paper.
 
-Most of an inner product is in the few directions in which rows vary most. A row's coordinates there are its head
-(`_Heads`). Heads choose candidates; all n dimensions measure them.
+Most of an inner product is in a few directions, the first eigenvectors of the rows' second moments. A row's coordinates
+there are its head (`_Heads`). Heads choose candidates; all n dimensions measure them.
 
 1. Start: cluster a sample into about sqrt(k) cells, then each cell's rows into its share of the k clusters, by heads.
 2. Refine: near clusters form groups. A group's rows are scored by heads against the centroids nearest to the group, in
-   one product. First, rows with a nearer centroid move together, as in Alg. 2. Then single rows move if that raises the
-   total, even away from their nearest centroid. A row pulls its own centroid toward itself, and in clusters of 8 that
-   alone can keep it there. This is Hartigan's rule: each of its optima is one of Alg. 2, but not the reverse.
+   one product. First, rows with a nearer centroid move together, as in Alg. 2. Then, by Hartigan's rule, single rows
+   move if that raises the total, even away from their nearest centroid. A row pulls its own centroid toward itself, and
+   in clusters of 8 that alone can keep it there in Alg. 2. An optimum of Hartigan's rule is one of Alg. 2, but not the
+   reverse.
 3. Finish: compare each row with the centroids of its nearest groups, at a cost that grows with N·k/32.
 """
 
@@ -45,7 +46,7 @@ _GROUP = 32  # clusters in a group
 _NEAR, _NEAR_BY_HEADS = 512, 768  # centroids that a group's rows are scored against
 _LITTLE, _LITTLE_BY_HEADS = 1e-2, 1.5e-2  # stop when a round closes less than this share of the gap to a cosine of 1
 _MIN_GAIN = 1e-5  # a single move must raise the summed cosine by this much, far above float noise
-_MAX_WISHES = 2**17  # single moves considered in a round: their rows are held in memory
+_MAX_WISHES = 2**17  # single moves tried in a round, at most: their rows are held in memory
 
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that a head may have
 _ENOUGH = 0.94  # share of the squared lengths that heads must hold; below it, all dimensions choose
@@ -82,7 +83,7 @@ class _Groups(NamedTuple):
 def fast_kmeans(
     rows: Rows, k: int, rng: np.random.Generator, max_rounds: int, report: Report
 ) -> tuple[np.ndarray, np.ndarray, tuple[float, ...], bool]:
-    """Return centroids, assignment, mean cosines, and if the rounds converged.
+    """Return centroids, assignment, mean cosines, and whether the rounds converged.
 
     No step lowers the mean cosine: `_refine` makes gains only, and the last assignment moves rows to nearer centroids.
     """
@@ -115,10 +116,10 @@ def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
 
 
 class _Heads:
-    """Heads of rows: their coordinates in the directions in which a sample varies most, and the length of the rest.
+    """Heads of rows: coordinates in the directions that hold most of a sample's squared length, and the rest's length.
 
-    A head has `width` coordinates, and then the length of the rest, the tail. It is `enough` if heads hold enough of
-    the rows to choose by.
+    A head has `width` coordinates, and then the length of the rest, the tail. `enough` is whether heads hold enough of
+    the squared lengths to choose candidates by.
     """
 
     def __init__(self, rows: Rows, rng: np.random.Generator) -> None:

@@ -1,7 +1,7 @@
 """A map of a tree: a place in the plane for each node and document. A node's documents share a region.
 
-The nodes of one level are the map's sites. t-SNE places them by the cosines of their centroids, with nodes of different
-branches further apart. Each site owns its Voronoi cell, the part of the plane closest to it; a node above owns the
+The nodes of one level are the map's sites. t-SNE places them by the cosines of their centroids, and moves nodes of
+different branches apart. Each site owns its Voronoi cell, the part of the plane closest to it; a node above owns the
 cells below it. Each document stays in the cell of its site. There UMAP's forces pull it toward its nearest neighbors,
 from its own and near leaves, and push it away from others. A document added later is placed among its neighbors.
 """
@@ -28,7 +28,7 @@ EDGE = 0.94  # how far toward its cell's border a document may be, as a share
 NEIGHBORS = 10
 LEAVES_AROUND = 6  # whose documents may be neighbors too
 STEPS = 60
-PUSHED = 8  # documents before and after it in the arrays that push a document in a step
+PUSHED = 8  # pairs of documents that push a document in a step: one before and one after it in the arrays
 SEED = 0  # same tree, same map
 BESIDE = 3  # neighbors that decide the place of a later document
 

@@ -1,7 +1,7 @@
 """Names for a tree's nodes, and the tree as an outline and as JSON.
 
-A name is a few words that are in many of a node's documents, but in few of its siblings'. Words are counted once per
-document, so one long text cannot name a node. The weight of a word in a node is s·r^1.5, where
+A name is a few words that are in many of a node's documents, but in few of its siblings'. A document counts once for a
+word, so one long text cannot name a node. The weight of a word in a node is s·r^1.5, where
 
     s = the share of the node's documents with the word
     r = the mean of log(s / share in the parent) and log(s / share in all documents), at most log 8
