@@ -139,7 +139,10 @@ def test_a_damaged_encoder_is_never_used(index, seed):
     path = max((index / "encoder").rglob("*"), key=lambda each: each.stat().st_size)
     flip(path, random.Random(seed).sample(range(8 * path.stat().st_size), 2000))  # noqa: S311
     assert "encoder" in parts(index)
-    with Index.open(index) as opened, pytest.raises(FormatError, match=r"encoder: damaged \(.* not as it was written"):
+    with (
+        Index.open(index) as opened,
+        pytest.raises(FormatError, match=r"encoder: damaged \(.* changed since it was written"),
+    ):
         opened.search("star")
 
 
@@ -162,7 +165,9 @@ def test_a_model(tmp_path):
     path = model / "hierarchy" / "hierarchy.safetensors"
     flip(path, [8 * (path.stat().st_size - 1)])
     found = check(model, repair=True)
-    assert [each.what for each in found.findings] == ["hierarchy/hierarchy.safetensors is not as it was written"]
+    assert [each.what for each in found.findings] == [
+        "hierarchy/hierarchy.safetensors has changed since it was written"
+    ]
     assert not found.is_sound
     with pytest.raises(InputError, match="neither an index nor a model"):
         check(tmp_path)
@@ -310,7 +315,7 @@ def test_nothing_is_repaired_without_its_encoder(index):
     path = next((index / "encoder").rglob("*.safetensors"))
     flip(path, [800])
     with pytest.raises(
-        InputError, match=r"nothing was repaired, since encoder/.* is not as it was written; first copy"
+        InputError, match=r"nothing was repaired, since encoder/.* has changed since it was written; first copy"
     ):
         check(index, repair=True)
 
@@ -366,7 +371,7 @@ def test_a_manifest_has_sound_values(index, name, value):
 def test_a_changed_manifest_is_told_of(index):
     content = (index / "manifest.json").read_text()
     (index / "manifest.json").write_text(content.replace('"english"', '"german"'))
-    with pytest.raises(FormatError, match=r"manifest\.json is not as it was written"):
+    with pytest.raises(FormatError, match=r"manifest\.json has changed since it was written"):
         Index.open(index)
 
 

@@ -46,9 +46,9 @@ def test_every_flipped_bit_is_found(folder):
         content = bytearray(b"one")
         content[bit // 8] ^= 1 << bit % 8
         (folder / "a").write_bytes(content)
-        assert damage_in(folder) == ["a is not as it was written"]
+        assert damage_in(folder) == ["a has changed since it was written"]
     (folder / "below" / "b").unlink()
-    with pytest.raises(FormatError, match=r"damaged \(a is not as .*\) \(and 1 more\); copy it again"):
+    with pytest.raises(FormatError, match=r"damaged \(a has changed .*\) \(and 1 more\); copy it again"):
         require_undamaged(folder, "copy it again")
 
 

@@ -133,7 +133,7 @@ def test_what_cannot_be_is_refused(index, concept_corpus, static_encoder, tmp_pa
     run = CliRunner().invoke(app, ["train", str(tmp_path / "docs.jsonl"), *options])
     assert "serve it with --learn-queries first" in str(run.exception)
     (index.path / "asked.json").write_text('{"encoder": "a", "count": 1, "mean": [0.5]}')
-    with pytest.raises(FormatError, match="not as it was written; delete it"):
+    with pytest.raises(FormatError, match="changed since it was written; delete it"):
         QueryMean.find(index.path)
 
 

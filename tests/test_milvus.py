@@ -543,7 +543,7 @@ def test_collections_of_others_are_refused(tmp_path, documents, module_static_en
             ({"format": 99}, "written by a newer version of hce; upgrade"),
             ({"manifest": {"dim": "many"}}, "the collection is damaged"),
             ({"files": {"../../x": [0, "", 1, 0]}}, "damaged .a file named"),
-            ({"files": {**facts["files"], "x": [3, "00", 1, 1]}}, "x of the encoder is not as it was written"),
+            ({"files": {**facts["files"], "x": [3, "00", 1, 1]}}, "x of the encoder has changed since it was written"),
         ):
             collection.log.put([row._replace(content=json.dumps({**facts, **change}))], again=True)
             with pytest.raises(FormatError, match=message):

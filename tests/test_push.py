@@ -182,7 +182,7 @@ def test_nothing_is_asked_where_the_name_or_the_model_is_wrong(hub, model, tmp_p
 
 def test_a_damaged_model_or_one_with_links_stays_here(model):
     (model / "history.jsonl").write_text("{}\n")
-    with pytest.raises(FormatError, match=r"history\.jsonl is not as it was written"):
+    with pytest.raises(FormatError, match=r"history\.jsonl has changed since it was written"):
         uploads_of(model)
     (model / "history.jsonl").unlink()
     (model / "history.jsonl").symlink_to("/etc/passwd")

@@ -111,7 +111,7 @@ def test_the_fingerprint_is_of_the_weights(saved, tmp_path):
     damaged = bytearray(weights.read_bytes())
     damaged[-5] ^= 1  # the smallest change of the last number but one
     weights.write_bytes(damaged)
-    with pytest.raises(FormatError, match="not as it was written"):
+    with pytest.raises(FormatError, match="changed since it was written"):
         Encoder.load(folder)
     (folder / "checksums.json").unlink()
     assert Encoder.load(folder).fingerprint != before

@@ -649,7 +649,7 @@ def damage_in(folder: Path, advance: Advance = lambda count: None) -> list[str] 
         with suppress(OSError):
             if file_checksum(folder / name, advance) == checksum:
                 continue
-        damaged.append(f"{name} is not as it was written")
+        damaged.append(f"{name} has changed since it was written")
     return damaged
 
 

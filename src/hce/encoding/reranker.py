@@ -195,7 +195,7 @@ class TokenSpace:
         """Read what `save` wrote, or fail with FormatError."""
         arrays = kept_arrays(path, ("basis", "weights"))
         if arrays is None:
-            raise FormatError(f"{path} is not as it was written; 'hce rebuild --tokens' makes it again")
+            raise FormatError(f"{path} has changed since it was written; 'hce rebuild --tokens' makes it again")
         return cls(*arrays)
 
 

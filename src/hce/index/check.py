@@ -154,7 +154,7 @@ def _index_findings(path: Path, progress: bool) -> tuple[list[Finding], int]:
     if is_folder(tokens) and (damage := TokenCodes(tokens).damage()) is not None:
         findings.append(Finding("tokens", damage, can_heal=True))
     if is_damaged_map(path / MAP_FILE):
-        findings.append(Finding("map", f"{MAP_FILE} is not as it was written", can_heal=True))
+        findings.append(Finding("map", f"{MAP_FILE} has changed since it was written", can_heal=True))
     documents = 0
     try:
         with Index.open(path) as index, index.state.reading() as reader:
@@ -271,7 +271,7 @@ def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, adva
     for *row, checksum in reader.raw_rows("changes"):
         advance(1)
         if checksum != reader.change_checksum(row):
-            yield Finding("changes", f"change {row[0]} is not as it was written", can_heal=True)
+            yield Finding("changes", f"change {row[0]} has changed since it was written", can_heal=True)
     moment, removed = reader.moment(), reader.removed_since(-1)
     if moment.documents != len(numbers.there):
         line = f"{len(numbers.there):,} documents are there, but {moment.documents:,} were written"
@@ -280,7 +280,7 @@ def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, adva
     gone = {number for number in first if number not in numbers.there}
     known = set(removed.tolist())
     if known & numbers.there or gone != {number for number in known if number <= manifest.documents}:
-        yield Finding("changes", "the record of removed documents is not as it was written", can_heal=True)
+        yield Finding("changes", "the record of removed documents has changed since it was written", can_heal=True)
 
 
 def _is_vector(blob: Any, dim: int) -> bool:

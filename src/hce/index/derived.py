@@ -341,7 +341,7 @@ def _read_snapshot(folder: Path) -> dict[str, Any]:
     except FormatError as error:
         raise FormatError(f"{error}; it has to be rebuilt") from error
     if not is_as_written:
-        raise FormatError(f"{folder / SNAPSHOT}: not as it was written; it has to be rebuilt")
+        raise FormatError(f"{folder / SNAPSHOT}: changed since it was written; it has to be rebuilt")
     return saved
 
 

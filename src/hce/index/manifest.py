@@ -190,8 +190,8 @@ class Manifest(EncoderFacts):
         strange = values.keys() - {field.name for field in fields(cls)} - EARLIER
         if is_as_written is False or (is_as_written is None and strange):  # the checksum's own name may be damaged
             raise FormatError(
-                f"{folder}: {MANIFEST_FILE} is not as it was written; restore it from a copy, or, if the change was "
-                "meant, take the checksum out of it"
+                f"{folder}: {MANIFEST_FILE} has changed since it was written; restore it from a copy, or, if the "
+                "change was meant, take the checksum out of it"
             )
         return manifest
 

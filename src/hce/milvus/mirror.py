@@ -100,7 +100,7 @@ class Pointer:
             return None
         values, is_as_written = unsealed(read_json(path))
         if not is_as_written:
-            raise FormatError(f"{path}: not as it was written; delete it, and rebuild with another name after #")
+            raise FormatError(f"{path}: changed since it was written; delete it, and rebuild with another name after #")
         return checked_fields(cls, values)
 
     @classmethod

@@ -110,7 +110,9 @@ def fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Pat
             for row in collection.files.rows_between(first, last):
                 file.write(base64.b64decode(row.content))
         if path.stat().st_size != size or file_sha256(path) != known:
-            raise FormatError(f"{address}: {name} of the encoder is not as it was written; rebuild the index there")
+            raise FormatError(
+                f"{address}: {name} of the encoder has changed since it was written; rebuild the index there"
+            )
 
 
 # ------------------------------------------------------------------------------------------------- the copy

@@ -54,7 +54,7 @@ class QueryMean:
         except FormatError as error:
             raise FormatError(f"{path}: damaged ({error}); delete it to start over") from error
         if not is_as_written or kept.count < 1:
-            raise FormatError(f"{path}: not as it was written; delete it to start over")
+            raise FormatError(f"{path}: changed since it was written; delete it to start over")
         return kept
 
     def write(self, index_folder: Path) -> None:
