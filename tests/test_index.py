@@ -682,7 +682,7 @@ def test_an_index_of_an_engine_that_is_no_more(index, encoder, caplog, engine):
         assert [hit.id for hit in opened.search("star red w3", 5)] == expected
         assert (opened.status().engine, opened.status().pending) == (chosen, 240)
         (line,) = caplog.messages
-        assert f"the engine {engine}, which is no more; {chosen} searches in its place" in line
+        assert f"the engine {engine}, which no longer exists; {chosen} is used instead" in line
         assert f"'hce rebuild {index.path} --engine {chosen}'" in line
         opened.rebuild()
         assert (opened.status().engine, opened.status().pending) == (chosen, 0)

@@ -1,6 +1,7 @@
-"""Background work of a server: the ranking before training, and a map of the documents.
+"""Background work of a server: the ranking by the untrained encoder, and a map of the documents.
 
-Each is computed when first asked for, and cached in a file of the index's folder, which can be deleted at any time.
+The server prepares the ranking when it starts, and draws the map when first asked. Each is cached in a file of the
+index's folder, which can be deleted at any time.
 """
 
 from __future__ import annotations

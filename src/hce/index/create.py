@@ -1,14 +1,14 @@
 """Create an index, switch it to another encoder, and rebuild its derived parts.
 
-A new folder appears once documents, vectors and tree are in it. Only then is the engine built in that folder. So if
-building it fails, no encoded vector is lost. If several processes work together (`hce.processes`), each encodes a share
+A new folder appears once documents, vectors and tree are in it. The engine is built there afterwards, so if that
+fails, no encoded vector is lost. If several processes work together (`hce.processes`), each encodes a share
 and helps to grow the tree; the first one does the rest.
 
 A reindexing writes the new encoder's vectors into the store next to the active ones, some documents at a time, so that
 others can write in between. Then it makes a tree and snapshots. One short write comes last: it encodes the few
-documents that came meanwhile, and activates the new vectors. The earlier vectors stay until the index is rebuilt, and
-can be activated again as quickly. A kill leaves the index as it was before that write or after it, and the same call
-resumes.
+documents that came meanwhile, and activates the new vectors. A kill leaves the index as it was before that write or
+after it, and the same call resumes. The earlier vectors stay until the index is rebuilt. To activate them again, only
+documents that came since are encoded.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class KnownEncoder:
 
     encoder: Encoder
     fingerprint: str  # kept here because computing it takes a while
-    folder: Path | None = None  # that `hce train` wrote the encoder to, if any
+    folder: Path | None = None  # the folder of the model that `hce train` wrote, if any
     facts: ModelFacts | None = None  # what that folder records about the training
-    fitted_documents: int | None = None  # to which a table was fitted just now; None if none was fitted
+    fitted_documents: int | None = None  # how many a table was just fitted to; None if none was fitted
 
     @classmethod
     def load(

@@ -2,7 +2,7 @@
 
 Each part is loaded when first needed, and brought to the moment of the reader that uses it. A snapshot is a part saved
 to disk, at one moment of the store. Snapshots can be deleted at any time. If a snapshot is missing, damaged or of
-another store, the part is rebuilt from the store. An engine can also be elsewhere: see `home_of`.
+another store, the part is rebuilt from the store. An engine can also be outside this process: see `home_of`.
 """
 
 from __future__ import annotations
@@ -460,7 +460,7 @@ class Derived:
                 is_built = bool(self.engine_part.facts(reader))
             if not is_built:
                 logger.warning(
-                    "%s was made with the engine %s, which is no more; %s searches in its place, and "
+                    "%s was made with the engine %s, which no longer exists; %s is used instead, and "
                     "'hce rebuild %s --engine %s' makes that permanent",
                     *(store.path.parent, manifest.engine, self.engine_name, store.path.parent, self.engine_name),
                 )
@@ -525,7 +525,7 @@ def trust_address_of(index_folder: str | Path) -> None:
 
 
 class SharedLock:
-    """A lock shared by any number of threads, or held by one alone; a thread that waits to be alone goes first."""
+    """A readers-writer lock that prefers writers: any number of threads share it, or one holds it alone."""
 
     def __init__(self) -> None:
         self._condition = Condition()

@@ -52,7 +52,7 @@ EXAMPLES = 3
 class Population(NamedTuple):
     """Statistics of the old documents, or of the new ones, from a sample.
 
-    Pieces of text (16 words) are searched for; of old documents, only of those held out from training.
+    Pieces of text (16 words) are searched for. Those of old documents come from documents held out from training.
     """
 
     documents: int  # how many there are

@@ -29,7 +29,7 @@ BOOLEANS = {"true": True, "false": False}
 SCALARS = (str, int, float, bool, type(None))
 MOST_VALUES = 30_000  # in all of a filter; SQLite takes 32,766 parameters
 LARGEST_INTEGER = 2**63 - 1
-MOST_FIELDS = 200  # SQLite limits the depth of a statement to 1,000
+MOST_FIELDS = 200  # SQLite limits the depth of an expression to 1,000
 SIGNS = ("=", "!=", ">=", "<=", ">", "<", "in", "not in")
 COMPARISON = re.compile("[=<>]")
 SIGN = re.compile(r"[=<>!~]+|\s(?:not )?in\s")  # no \s* at its start, so that a search takes one pass
@@ -278,8 +278,8 @@ def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) ->
         return lambda value, _: (
             f"(typeof({value}) = 'text'" + "".join(f" AND {value} {each}" for each in compared) + ")"
         )
-    # Compared with a numeric CAST, SQLite converts a text that spells a number. Any other text sorts above all numbers,
-    # infinity included, so the upper bound excludes it.
+    # In a comparison with a numeric CAST, SQLite converts texts that spell a number. Any other text sorts above all
+    # numbers, infinity included, so the upper bound excludes it.
     compared = [f"{RANGE[name]} CAST({parameters.add(end)} AS NUMERIC)" for name, end in ends.items()]
     compared.append("<= CAST(9e999 AS NUMERIC)")
     return lambda value, kind: (

@@ -93,7 +93,7 @@ class Index:
         """Create an index in a new folder, and open it.
 
         An interrupted call leaves the vectors encoded so far in `PATH.unfinished`; the same call resumes from there.
-        If only the engine was missing, the index is left there, and the first search builds the engine.
+        If only the engine is missing, the index is complete in `PATH`, and the first search builds the engine.
 
         >>> shoes, hats = Document("a", "red shoes"), Document("b", "blue hats", metadata={"year": 2024})
         >>> with Index.create("my-index", [shoes], "static") as index:
@@ -115,8 +115,8 @@ class Index:
             language: the language of the texts, for stemming; "none" matches words unchanged.
             words_share: how much words count in a hybrid search, from 0 to 1; by default it is calibrated, see
                 `hce.training.calibration`.
-            tokens: with a transformer, keep the tokens of texts (about 50 bytes each), to improve the order of the
-                first hits of a hybrid search. Milvus keeps none.
+            tokens: with a transformer, keep the tokens of texts (48 bytes per token), to improve the order of the first
+                hits of a hybrid search. Milvus keeps none.
             progress: show progress bars.
 
         Raises:
@@ -227,7 +227,7 @@ class Index:
 
         Raises:
             InputError: an id exists already, or a document is not valid.
-            WriterBusyError: another process is writing.
+            WriterBusyError: another process or thread is writing.
         """
         sound = [checked(batch) for batch in batches]
         with self._writing(sound, progress) as (writer, advance):
@@ -248,7 +248,7 @@ class Index:
 
         Raises:
             InputError: a document is empty or not valid.
-            WriterBusyError: another process is writing.
+            WriterBusyError: another process or thread is writing.
         """
         sound = [checked(batch) for batch in batches]
         for batch in sound:
@@ -268,7 +268,7 @@ class Index:
 
         Raises:
             InputError: an id does not exist.
-            WriterBusyError: another process is writing.
+            WriterBusyError: another process or thread is writing.
         """
         if isinstance(ids, str) or not isinstance(ids, Iterable):
             raise InputError(f"remove takes a list of ids, not a {type(ids).__name__}; put the single id into a list")
@@ -446,8 +446,8 @@ class Index:
     ) -> bool | None:
         """Return whether a search's first hit is a good match; if not, nothing here is.
 
-        Two things are judged: the hit's cosine, and the share of the query's words in it; see `hce.index.ranking`.
-        Tokens or a cross-encoder may have reordered the hits. The hit that was first before is judged.
+        Two things are judged: the hit's cosine, and the share of the query's words in it; see `hce.index.ranking`. If
+        tokens or a cross-encoder reordered the hits, the hit that was first without them is judged.
 
         Args:
             query: the text that was searched for.
@@ -599,7 +599,7 @@ class Index:
 
         Raises:
             InputError: there is no such engine.
-            WriterBusyError: another process is writing.
+            WriterBusyError: another process or thread is writing.
         """
         from hce.index.create import rebuild
 

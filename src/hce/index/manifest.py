@@ -55,10 +55,10 @@ class EncoderFacts:
     hierarchy: str | None  # the folder of the tree, if there is one
     encoder_folder: str = "encoder"
     words_share: float = 0.25  # how much words count in a hybrid search, from 0 to 1
-    tokens_share: float = 0.4  # in the order of the first hits, below 1; 0.2.0 used this share without writing it
-    shares: dict[str, Any] | None = None  # how they were chosen, see `Calibration`; None if they were given
+    tokens_share: float = 0.4  # how much tokens count among the first hits, below 1; 0.2.0 did not write it
+    shares: dict[str, Any] | None = None  # how both were chosen, see `Calibration`; None if they were given
     fitted_documents: int | None = None  # to which a table was fitted for this index; None for any other encoder
-    familiar: int | None = None  # the last number when the index got its encoder; None means that at creation
+    familiar: int | None = None  # the last number when the index got its encoder; None: at creation
 
     @property
     def suffix(self) -> str:
@@ -100,8 +100,8 @@ class StandbyEncoder(EncoderFacts):
 class Manifest(EncoderFacts):
     """The settings of an index, which stay the same while documents are added and removed.
 
-    `switch` has number and token of the write that activates the standby encoder. The manifest is right before and
-    after its commit, as it names both encoders: whether the store has this write decides which one is active.
+    `switch` has number and token of the write that activates the standby encoder. If the store has this write, the
+    standby encoder is active, else the current one. So the manifest is right before and after the commit.
     """
 
     created: str  # in ISO 8601
@@ -114,7 +114,7 @@ class Manifest(EncoderFacts):
     beside: dict[str, Any] | None = None  # the fields of the standby encoder, see `StandbyEncoder`
     switch: dict[str, Any] | None = None
     calibration: dict[str, Any] | None = None  # thresholds of a good match, see `MatchThresholds`; None if unknown
-    fields: dict[str, str] | None = None  # of records, for id, text and title, if the user named them
+    fields: dict[str, str] | None = None  # which fields of a record are id, text and title, if the user named them
     format: int = FORMAT
     hce: str = __version__  # the version that wrote the manifest
 

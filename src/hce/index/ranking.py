@@ -1,13 +1,13 @@
 """Ranking: from queries to hits, at one moment of an index.
 
-A search by meaning finds the nearest documents; a long document is as near as its nearest passage. A search by words
-finds documents that share a word with the query. A hybrid search fuses both. The search ranks numbers; then the store
-supplies the documents.
+A search by meaning finds the nearest documents; a long document is as near as its own vector or its nearest passage. A
+search by words finds documents that share a word with the query. A hybrid search fuses both. The search ranks document
+numbers; then the store supplies the documents.
 
-The end of this module decides whether the best hit is a good match. For comparison, it searches for spans of some
-documents as if these documents were not there. A hit is too far off if it is as far as the farthest fifth of the best
-hits of spans (`FARTHEST`). If both its cosine and the words that it shares with the query are too far off, nothing in
-the index is a good match.
+The end of this module decides whether the best hit is a good match. For comparison, it searches for spans cut out of
+random documents, ignores these documents, and measures the best other hit: its cosine, and its share of the span's
+words. The lowest fifth (`FARTHEST`) of each measure is below a threshold. If a query's best hit is below both
+thresholds, nothing in the index is a good match.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 SearchMode = Literal["hybrid", "dense", "words"]
 
 RERANKED = 50  # hits that a cross-encoder reads by default
-# Thresholds from which two documents are near-equal. At 0.95 and 0.8, min was folded under max (docs/LOG.md).
+# Thresholds from which two documents are near-equal. At 0.95 and 0.8, `Decimal.min` was folded under `.max` (LOG.md).
 SAME_MEANING = 0.97  # the cosine of their vectors
 SAME_WORDS = 0.9  # the share of their distinct words that both have
 

@@ -1,4 +1,4 @@
-"""IndexState: what one process has open of an index: its manifest, encoder, store, derived parts and tree.
+"""IndexState: the parts of an index that one process has open: manifest, encoder, store, derived parts and tree.
 
 How a search stays correct while other threads and processes write:
 
@@ -89,7 +89,7 @@ class IndexEncoder:
 class IndexState:
     """The open parts of an index in this process, and the manifest that names them.
 
-    Documents have a second copy of the encoder, so that a search need not wait while thousands are added.
+    Unless the caller gave one, documents are encoded by a second copy of the encoder, so that searches need not wait.
     """
 
     def __init__(self, path: Path, encoder: Encoder | None = None) -> None:

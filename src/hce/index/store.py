@@ -1,11 +1,11 @@
 """Store: the durable truth of an index in one SQLite file, and the transactions on it.
 
-A write is one transaction. Once it returns, it survives a power cut; before that, no reader sees any of it. A reader
-sees one moment, whatever others write meanwhile.
+A write is one transaction. Before the commit, no reader sees any of it; after the commit, it survives a power cut. A
+reader sees one moment, whatever others write meanwhile.
 
 A connection belongs to the process and the file it was opened for. A forked process opens its own, and a file that was
-replaced is refused. A folder can be read without write permission. SQLite writes to its log first; the log is copied
-into the main file only while nobody can write.
+replaced is refused. A folder can be read without write permission. SQLite appends writes to its write-ahead log, here
+"the log". A checkpoint copies the log into the main file, only while nobody can write.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from hce.progress import check_deadline
 SECONDS_TO_WAIT = 5.0  # for another writer
 PAGE = 16_384  # pages of 16 KB waste little space around vectors of a few KB
 CACHE_KILOBYTES = 4096  # small, so that pages reach the log while texts are encoded, and not all at the end
-LOG_BYTES = 64 * 2**20  # up to this length the log is not copied, so most writes need not wait for a copy
+LOG_BYTES = 64 * 2**20  # a shorter log is not copied, so most writes need not wait for a checkpoint
 WORTH_A_COPY = 0.02  # share of free pages above which compacting rewrites the file
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
-STEPS_BETWEEN_LOOKS = 1000  # instructions of SQLite, some tens of rows; so checks of the deadline cost next to nothing
+STEPS_BETWEEN_LOOKS = 1000  # SQLite instructions, some tens of rows: checks of the deadline cost next to nothing
 
 
 class MomentPassedError(HceError):
@@ -49,7 +49,7 @@ class MomentPassedError(HceError):
 
 
 class _Stamp(NamedTuple):
-    """What changes when a store is written to."""
+    """Values of a store's files that change with each write."""
 
     file: tuple[int, int]  # device and inode
     size: int
@@ -58,7 +58,7 @@ class _Stamp(NamedTuple):
 
 
 class Connection(sqlite3.Connection):
-    """A connection, the process that opened it, and the file's stamp if it was opened without write permission."""
+    """A connection, the process that opened it, and the file's stamp if it was opened as immutable."""
 
     process: int = 0
     stamp: _Stamp | None = None
@@ -75,7 +75,7 @@ class Store:
     def __init__(self, folder: str | Path, dim: int) -> None:
         self._idle: list[Connection] = []  # free connections; each is lent to one thread at a time
         self._closed = False
-        self._file: tuple[int, int] | None = None  # device and inode of the first one opened
+        self._file: tuple[int, int] | None = None  # device and inode of the file when first opened
         self.path = Path(folder) / STORE_FILE  # as errors name it
         self._path = self.path.absolute()  # still right if the process changes its working directory
         self.dim = dim
@@ -119,7 +119,7 @@ class Store:
         """Open a transaction: on exit all of it is durable; after an error, none of it.
 
         Raises:
-            WriterBusyError: another process is still writing after `wait` seconds, by default `SECONDS_TO_WAIT`.
+            WriterBusyError: another process or thread still writes after `wait` seconds, by default `SECONDS_TO_WAIT`.
             InputError: the index was replaced since it was opened, or may not be written to.
         """
         with self._lend() as connection:
@@ -145,7 +145,7 @@ class Store:
             connection.execute(f"PRAGMA user_version = {version}")  # any write makes the copied log start over
 
     def close(self) -> None:
-        """Close the file; without this call, nothing is lost either."""
+        """Close the file; nothing is lost without this call."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
@@ -173,7 +173,8 @@ class Store:
         """Lend a connection to one thread, and roll back what is not committed.
 
         Raises:
-            InputError: the file was replaced since it was opened, or changed while it was opened as immutable.
+            InputError: the file was replaced since it was opened.
+            WriterBusyError: the file was opened as immutable, and has changed.
             FormatError: there is no file.
         """
         if self._closed:
@@ -358,7 +359,7 @@ def heeding_deadlines(connection: Connection) -> Iterator[None]:
 def require_own_files(path: Path) -> None:
     """Refuse a file if opening it would make SQLite use or delete another file.
 
-    A journal can name a file, which SQLite deletes after undoing the write. hce never makes such a journal.
+    A journal can name another file, which SQLite deletes after a rollback. hce never makes such a journal.
     """
     for suffix in ("", "-wal", "-shm"):
         is_file(f"{path}{suffix}")

@@ -3,8 +3,8 @@
 Document numbers rise and are never reused. So an engine catches up by adding all numbers above its last one and
 dropping those removed since.
 
-SQLite detects damage to its own pages, but not to the values in them: a flipped bit only makes another text. So each
-row has a checksum.
+SQLite detects damage to the structure of its pages, but not to the values in them: a flipped bit only makes another
+text. So each row has a checksum.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class Moment(NamedTuple):
     """The state of a store after one write. Its `token` is unrelated to tokens of texts."""
 
     change: int  # how many writes there have been
-    token: str  # random, drawn for each write: two stores with as many writes differ in it
+    token: str  # random for each write: two stores with equally many writes differ in it
     at: str  # the time of the write, in ISO 8601
     documents: int
-    last: int  # the last number given so far
+    last: int  # the highest number of a document so far
 
 
 class WriteMark(NamedTuple):
@@ -159,7 +159,7 @@ class Reader:
 
     def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
         self._connection = connection
-        self.dim = self._one("PRAGMA user_version")[0] or dim  # recorded once it differs from that at creation
+        self.dim = self._one("PRAGMA user_version")[0] or dim  # recorded by the first reindexing
         if not 0 < self.dim <= MOST_DIMENSIONS:
             raise damaged("the length of its vectors")
 
@@ -206,11 +206,11 @@ class Reader:
 
     def numbers(self) -> np.ndarray:
         """Return the numbers of all documents, rising, of shape (N,), int64."""
-        return np.sort(self._numbers("SELECT number FROM documents"))  # SQLite reads a small index, in its order
+        return np.sort(self._numbers("SELECT number FROM documents"))  # SQLite scans an index, in another order
 
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of all documents, rising, int64, and their content keys."""
-        return self._two_columns("SELECT number, content FROM documents")  # SQLite reads a small index, not the texts
+        return self._two_columns("SELECT number, content FROM documents")  # SQLite scans an index, not the texts
 
     def are_there(self, numbers: np.ndarray) -> np.ndarray:
         """Return for each number, in an array of any shape, whether it exists."""
@@ -222,7 +222,7 @@ class Reader:
         return int(self._one("SELECT count(*) FROM vectors WHERE number > ?", (number,))[0])
 
     def removed_since(self, change: int) -> np.ndarray:
-        """Return the numbers that writes after this one removed."""
+        """Return the numbers removed by the writes after a change."""
         return self._numbers("SELECT number FROM removed WHERE change > ?", (change,))
 
     def removed_up_to(self, number: int) -> int:
@@ -471,7 +471,7 @@ class Writer(Reader):
     # Standby vectors are made by another encoder. No search finds them before `swap_standby`.
 
     def make_standby(self) -> None:
-        """Create empty tables for standby vectors, and drop older ones."""
+        """Drop old standby vectors, and create empty tables for new ones."""
         self.drop_standby()
         self._make_passages()  # the swap needs both tables
         for statement in STANDBY_SCHEMA:

@@ -1,9 +1,9 @@
 """Write documents to a store: check them, encode them, and cut long ones into passages.
 
 Every document has one vector, which also gives its place in the tree. A document longer than the encoder's window also
-has a vector for each of its passages. Passages are much shorter than the window: with passages of 128 tokens, 91 to
-95 % of sentences found their text first; with 512 tokens, 69 to 79 % (docs/LOG.md). Words are counted in the same
-passages.
+has a vector for each of its passages. A passage has 128 tokens at most, even if the window is longer. As queries, 91
+to 95 % of sentences ranked their document first with passages of 128 tokens; with 512 tokens, 69 to 79 % (docs/LOG.md).
+BM25 scores the same passages.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _all_sound(documents: list[Document]) -> bool:
 
 
 def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]:
-    """Yield a moderate number of documents at a time."""
+    """Yield lists of at most `DOCUMENTS_AT_ONCE` documents."""
     for batch in batches:
         for start in range(0, len(batch), DOCUMENTS_AT_ONCE):
             yield list(batch[start : start + DOCUMENTS_AT_ONCE])
@@ -172,7 +172,7 @@ class Cutter:
         return {i: cut_passages(texts[i], self._offsets(texts[i]), self._room(documents[i])) for i in long}
 
     def texts(self, document: Document, passages: Sequence[Passage]) -> list[str]:
-        """Return the text to encode for each passage; a short title precedes later ones."""
+        """Return each passage's text to encode; a short title precedes all but the first."""
         text, title = document.full_text, document.title.strip()
         before = f"{title} " if title and self._room(document) < self.length else ""
         return [(before if passage.start else "") + text[passage.start : passage.stop] for passage in passages]

@@ -1,11 +1,11 @@
 """Engines: search numbered unit vectors by inner product. They know nothing of documents or encoders.
 
 An engine is derived from the store and can be deleted at any time. This module has the protocol, and the engine of
-this process: vectors in a file mapped into memory, and codes of four bits for every two or four of their dimensions.
-A search scans the codes with faiss, whose scores approximate inner products. Then it scores the best candidates again
-by their vectors. Among very many vectors, it scans only the leaves of the corpus's tree that are nearest to the query.
-The engine "exact" has no codes, and few vectors need none: then every vector is scored. A second engine has the
-passages of long documents, which are then as near as their nearest passage.
+this process: vectors in a file mapped into memory, and product-quantization codes, four bits for every two or four
+dimensions. A search scans the codes with faiss (FastScan), whose scores approximate inner products. Then it scores the
+best candidates again by their vectors. From four million vectors on, it scans only the leaves of the corpus's tree that
+are nearest to the query (IVF). The engine "exact" has no codes, and few vectors need none: then every vector is scored.
+A second engine has the passages of long documents.
 
 Files are plain arrays with checksums, verified before faiss gets them: faiss's own readers trust their input.
 """
@@ -35,10 +35,10 @@ ELSEWHERE = ("milvus",)  # engines outside this process, at an address: see `hce
 
 CODED_FROM = 10_000  # vectors; scoring all of fewer takes less than a third of a millisecond
 WIDE_FROM = 200_000  # vectors; wide codes then scan faster, although they need more candidates
-ROUTED_FROM = 4_000_000  # vectors; the codes of fewer are all scanned, in 2 ms a million
+ROUTED_FROM = 4_000_000  # vectors; the codes of fewer are all scanned, in 2 ms per million
 GROWN = 4  # times as many vectors as when the engine was built: then it is rebuilt
 FEW = 20_000  # vectors left by a filter; scoring all of fewer takes no longer than a scan
-MARGIN = 1.25  # times as many candidates are scanned if some rows are hidden
+MARGIN = 1.25  # times as many candidates are fetched as wanted, in case more of them are hidden than expected
 AT_ONCE = 65_536  # rows
 WIDER = 4  # times as many passages are fetched if those found belong to too few documents
 FILES = 3  # the format of an engine on disk
@@ -49,16 +49,16 @@ BITS = 4  # of a code
 NARROW, WIDE = 2, 4  # dimensions per code; wide codes find less, and take half the memory
 SAMPLE, BLOCK = 16_384, 16  # vectors to train the codebook on, and how many of them are read together
 ROUNDS = 10  # of k-means; 25 lowered the error by one part in seventy
-LEAF = 64  # vectors per leaf, at least
-DRIFTED, ENOUGH = 1.5, 1000  # times the error at first, over so many added vectors: then the codebook is trained again
+LEAF = 64  # vectors per leaf on average, at least
+DRIFTED, ENOUGH = 1.5, 1000  # retrain the codebook if 1,000 or more added vectors have 1.5 times the first error
 MOST = 4.0  # limit of values in a codebook or a centroid: vectors have length 1
 
-# Test queries find out how many candidates to score again. They are documents, moved by the documents' mean distance
+# Test queries find out how many candidates to score again. They are documents, moved by the documents' RMS distance
 # from their center. For scans of leaves, real queries are as hard as documents moved twice as far (docs/LOG.md).
 ASKED, K = 128, 10
 WANTED = 0.995  # share of the ten nearest to be found
 RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # numbers of candidates to choose from
-PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95
+PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95  # of leaves to visit; share to find
 
 EXTRA_CANDIDATES = 8  # candidates beyond those wanted, to see whether the last place is tied
 SLACK = 1e-5  # how much the scores of equal unit vectors may differ in a matrix product
@@ -577,7 +577,7 @@ def search_exactly(
     Whether a candidate is ranked depends only on its score, not on excluded vectors or on other queries. Of vectors
     with equal scores, either all are candidates or none.
 
-    `fetch` returns up to `available` candidates for each query of (Q, n), best first. A number of −1 marks an excluded
+    `fetch` returns as many candidates as asked for each query of (Q, n), best first. A number of −1 marks an excluded
     one, and a score of −∞ the end. Scores of equal vectors may differ by `slack` there. `wanted` candidates are ranked,
     by default k. `score` returns their final scores for a query (n,); by default, those of `fetch` stay.
     """

@@ -23,7 +23,7 @@ from hce.errors import FormatError
 if TYPE_CHECKING:
     from hce.search.words import Words  # imports tantivy, which a manifest does not need
 
-CANDIDATE_COUNT = 200  # of each kind, at least; the first so many set the scale of cosines
+CANDIDATE_COUNT = 200  # of each kind, at least; the first 200 set the scale of cosines
 SAME = 2e-6  # tolerance of a tie: scores are rounded to six digits before they are compared
 TOKENS_FIRST = 50  # hits that tokens reorder; 30 and 100 were as good
 
@@ -211,7 +211,7 @@ class Calibration:
     kind: Kind | None = None  # of the questions, see `hce.training.calibration.Questions`; None if there were none
     asked: int = 0  # how many questions there were
     ndcg: dict[str, float] = field(default_factory=dict)
-    interval: tuple[float, float] | None = None  # 95 % of the gain over the best of the simpler searches
+    interval: tuple[float, float] | None = None  # 95 % interval of the gain over the best simpler search
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # share → its values and their nDCG@10
 
     @classmethod

@@ -106,7 +106,7 @@ class Words:
         return self._texts
 
     def add(self, texts: Iterable[tuple[int, str]], passages: Iterable[PassageText] = ()) -> int:
-        """Add texts under new numbers, and their passages; return how many."""
+        """Add texts under new numbers, and their passages; return how many texts."""
         count = 0
         with self._changing() as writer:
             for number, text in texts:

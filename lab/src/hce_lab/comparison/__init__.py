@@ -1,1 +1,1 @@
-"""Rival systems, run alike and put into one table."""
+"""Rival systems, run under the same conditions and compared in one table."""

@@ -1,9 +1,8 @@
 """compare(): every system on one collection, with the same data, budget and seeds.
 
-A `Bench` runs the systems one at a time and keeps their results. Each finished system is a file of its own and not run
-again; a training run that was killed goes on from its last checkpoint. A file is named after everything that its
-figures depend on, so that nothing stale is shown: other settings, other data or another version of this program give it
-another name. What is changed in the program within a version gives it none.
+A `Bench` runs the systems one at a time and caches their results. Each finished system has a result file and is not run
+again; a killed training run resumes from its last checkpoint. The file's name has a hash of settings, data and the
+version of hce, so no stale result is shown. A code change within a version keeps the name: then delete the file.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from hce_lab.comparison.task import MODEL, Built, Task
 from hce_lab.generation.generator import BUNDLED
 
 MEASURES = ("nDCG@10", "R@10", "R@100")
-FINGERPRINT = "fingerprint of the model"  # beside the splits in a file that is kept
+FINGERPRINT = "fingerprint of the model"  # a key of a result file, next to the splits
 
 T = TypeVar("T")
 
 
 class Finished(NamedTuple):
-    """A system's results, by the split that was measured, and whether they were there already."""
+    """A system's results by split, and whether they were cached."""
 
     results: dict[str, Result]
     cached: bool
@@ -49,16 +48,16 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True)
 class Bench:
-    """Where systems are run one at a time, and their results kept.
+    """Runs systems on one collection, one at a time, and caches their results.
 
     Attributes:
         output: the folder of the results.
-        collection: the name of what is measured on.
-        tested: the queries that are measured, by split.
-        task: what every system is given; none of its labels is measured.
-        encoder: what `task.encoder` names.
+        collection: the name of the collection.
+        tested: the judged test queries, by split.
+        task: the input of every system; none of its labels is a test label.
+        encoder: the encoder that `task.encoder` names.
         measures: see `open`.
-        models: see `open`; None keeps none.
+        models: see `open`; None saves no models.
     """
 
     output: Path
@@ -87,23 +86,23 @@ class Bench:
     ) -> Bench:
         """Read a BEIR folder.
 
-        Where the folder has a train split, systems that learn from labels do; they choose by its dev split, or by a
-        tenth of the train queries held out, the same for all. The splits that are measured are used for nothing else.
+        Systems that learn from labels use the train split, if there is one. They select weights and settings on the dev
+        split, or on the same tenth of the train queries. The tested splits are used for nothing else.
 
         Args:
             folder: corpus.jsonl, queries.jsonl and qrels/.
-            output: where finished results are kept; it may hold some already.
-            tested: the splits that are measured.
-            encoder: what every dense system starts from.
-            measures: names, see `hce.evaluation.evaluate.parse_measure`; the first one says which rival is the best.
+            output: the folder of results; it may hold some already.
+            tested: the splits to measure on.
+            encoder: the encoder that every dense system starts from.
+            measures: names, see `hce.evaluation.evaluate.parse_measure`; the first one determines the best rival.
             generated: a file of generated queries.
-            language_model: what writes for systems that have a language model write (seal): "smollm2" (bundled), a
-                directory, or a hub id.
-            settings: fields of the recipe, the same for all; by default those of `hce train`. Rivals train the encoder
-                alone, and HCE what `hce train` trains: companions too, unless `train` says otherwise.
-            models: a folder to keep the models of trained systems in, SYSTEM-SEED each; a system that was finished
-                without is run again.
-            reading: how the documents are read.
+            language_model: the model of systems that generate text (seal): "smollm2" (bundled), a directory, or a hub
+                id.
+            settings: fields of the recipe for all systems; by default those of `hce train`. Rivals train only the
+                encoder; HCE also trains companions, unless `train` says otherwise.
+            models: a folder for trained models, named SYSTEM-SEED; a finished system whose model is not there is run
+                again.
+            reading: how to read the documents.
             progress: show bars.
 
         Raises:
@@ -137,7 +136,7 @@ class Bench:
     def compare(
         self, names: Sequence[str], seeds: int, on_result: Callable[[Finished], None] = lambda finished: None
     ) -> dict[str, Comparison]:
-        """Run systems with several seeds, those that no seed changes once, and put them side by side for each split."""
+        """Run systems with several seeds, unseeded ones once; compare them per split."""
         found: list[Finished] = []
         for name in names:
             for seed in range(seeds if SYSTEMS[name].seeded else 1):
@@ -156,7 +155,7 @@ class Bench:
         }
 
     def results(self, name: str, seed: int) -> Finished:
-        """Return the results of a system: those that are kept, or new ones."""
+        """Return the results of a system, cached or new."""
         system, task = SYSTEMS[name], self.task.with_settings(seed=seed)
         generated = task.generated if system.needs == "generated" else None
         task = replace(task, generated=generated)
@@ -170,7 +169,7 @@ class Bench:
         def run(work: Path) -> dict[str, Any]:
             if place is not None:
                 require_new(place)
-            # A model that is kept is written, with its tree, by a training of its own.
+            # To save a model with its tree, train it here instead of sharing a training.
             built = system.build(replace(task, folder=work, built=task.built if place is None else {}))
             measured = {split: asdict(self._measure(built, split, name, seed)) for split in self.tested}
             model = _model_of(built)
@@ -202,7 +201,7 @@ class Bench:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What the results of all systems depend on."""
+        """The part of a result's identity that all systems share."""
         task = self.task
         return {
             "hce": __version__,
@@ -245,13 +244,13 @@ def compare(
 
     Args:
         folder: corpus.jsonl, queries.jsonl and qrels/.
-        output: where finished results are kept; it may hold some already.
-        systems: names, see `hce_lab.comparison.systems`; none means those that this collection and encoder allow.
-            Beside HCE, the same training without the tree is always among them.
-        split: what is measured.
+        output: the folder of results; it may hold some already.
+        systems: names, see `hce_lab.comparison.systems`; if empty, the default ones that this collection and encoder
+            allow. With HCE, the same training without the tree is always included.
+        split: the split to measure on.
         seeds: how many seeds to train with.
-        on_result: called as each system is finished.
-        options: what else `Bench.open` takes: the encoder, measures, settings and the like.
+        on_result: called after each system.
+        options: further arguments of `Bench.open`: encoder, measures, settings.
 
     Raises:
         InputError: an unknown system, measure or split, a system that lacks what it needs, or an unusable output.
@@ -271,18 +270,18 @@ def keep(
     read: Callable[[Any], T],
     is_enough: Callable[[Any], bool] = lambda kept: True,
 ) -> tuple[T, bool]:
-    """Return what is kept under a name, or run it and keep what it gives.
+    """Return a cached result, or compute and cache it.
 
     Args:
-        folder: of the files that are kept.
-        name: what the file's name begins with.
+        folder: the folder of the cached files.
+        name: the first part of the file's name.
         identity: everything that the result depends on, as JSON; the file's name ends in its digest.
-        run: gives the result as JSON; it may keep its state in the folder that it is given until it is done.
-        read: makes the result of the JSON.
-        is_enough: tells of the JSON that was kept whether it will do; if not, it is run again.
+        run: computes the result as JSON; it may keep state in the folder passed to it, which is deleted afterwards.
+        read: converts the JSON to the result.
+        is_enough: whether the cached JSON can be used; if not, `run` is called again.
 
     Returns:
-        The result, and whether it was there already.
+        The result, and whether it was cached.
 
     Raises:
         InputError: the folder cannot be made.
@@ -303,7 +302,7 @@ def keep(
 
 
 def _kept(path: Path, read: Callable[[Any], T]) -> T:
-    """Make the result of what is kept in a file.
+    """Read the result in a cached file.
 
     Raises:
         FormatError: the file is damaged.
@@ -315,13 +314,13 @@ def _kept(path: Path, read: Callable[[Any], T]) -> T:
 
 
 def _model_of(built: Built) -> Encoder | None:
-    """Return the encoder that a system has trained; None where it has none, or was not trained."""
+    """Return the encoder that a system trained; None if it trained none."""
     searcher = built.searcher
     return searcher.encoder if isinstance(searcher, DenseSearcher | Index) and built.training_seconds else None
 
 
 def _keep_model(model: Encoder, written: Path, place: Path) -> None:
-    """Put a model into a new folder: as it was written, with its tree and all that is known of it, or the encoder."""
+    """Copy a model that training wrote, with its tree, or save the encoder alone."""
     if not written.is_dir():
         model.save(place)
         return
@@ -330,7 +329,7 @@ def _keep_model(model: Encoder, written: Path, place: Path) -> None:
 
 
 def _is_kept(place: Path, fingerprint: str | None) -> bool:
-    """Tell whether a folder holds the model of this fingerprint; None is a system without a model.
+    """Return whether a folder holds the model with this fingerprint; None is no model.
 
     Raises:
         InputError: it holds another one.
@@ -345,7 +344,7 @@ def _is_kept(place: Path, fingerprint: str | None) -> bool:
 
 
 class _Timed:
-    """A searcher with a watch."""
+    """A searcher that measures its time."""
 
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
@@ -362,7 +361,7 @@ class _Timed:
 def _training_labels(
     folder: str | Path, tested: Mapping[str, Labels], recipe: Recipe, reading: Reading
 ) -> tuple[Labels | None, Labels | None]:
-    """Return the labels to train on and those to choose by, less the queries that are measured, if there are any."""
+    """Return train and dev labels without tested queries; None if there are none."""
     measured = {query_id for labels in tested.values() for query_id in labels.qrels}
     there = {"train", "dev"}.intersection(splits(folder)).difference(tested)
     if "train" not in there:
@@ -375,7 +374,7 @@ def _training_labels(
 
 
 def _budget(task: Task) -> str:
-    """Say what trained systems may spend: rivals, and ours where that is not the same."""
+    """Describe the training budget of rivals, and of HCE if it differs."""
     spent = []
     for recipe in (task.recipe, task.defaults or task.recipe):
         pairs = f"of {recipe.epoch_pairs:,} pairs" if recipe.epoch_pairs else "of as many pairs as documents"
@@ -384,7 +383,7 @@ def _budget(task: Task) -> str:
 
 
 def _contents(language_model: str) -> str | dict[str, int]:
-    """Return what tells a language model from others: its name, or of a directory what is in it."""
+    """Return a language model's identity: its name, or a directory's checksums."""
     if language_model == BUNDLED or not Path(language_model).is_dir():
         return language_model
     return {name: file_checksum(Path(language_model) / name) for name in check_tree(language_model)}

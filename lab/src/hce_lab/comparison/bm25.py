@@ -1,8 +1,8 @@
-"""BM25, through bm25s: the rival that needs no encoder; alone, with generated queries (doc2query), and fused by rank.
+"""BM25 by bm25s, a rival without an encoder: alone, with generated queries (doc2query), and fused by rank.
 
-The settings are those that did best on scifact's train and nfcorpus's dev queries among Lucene's and bm25s's own:
-k1 = 1.5, b = 0.75, Porter's stems, every word kept (NDCG@10 on test .687 and .325; docs/LOG.md). They are for English;
-of another language, stems do little, and the words themselves are still matched.
+Of Lucene's and bm25s's settings, these were best on scifact's train and nfcorpus's dev queries: k1 = 1.5, b = 0.75,
+Porter's stemmer, no stop words removed (nDCG@10 on test .687 and .325; docs/LOG.md). The stemmer is for English; in
+other languages it changes few words, and the words still match.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ except ImportError as error:
     raise MissingPackageError("BM25 needs bm25s and nltk; pip install bm25s nltk") from error
 
 K1, B = 1.5, 0.75
-RANK_OFFSET = 60  # a document scores 1 / (60 + rank) in each list that is fused
+RANK_OFFSET = 60  # a document scores 1 / (60 + rank) in each fused list
 BM25_WORD = r"(?u)\b\w+\b"
 
 
 class BM25Searcher:
-    """Documents as words, scored as Lucene scores them."""
+    """A BM25 index, with Lucene's scores."""
 
     def __init__(self, ids: Sequence[str], retriever: bm25s.BM25) -> None:
         self.ids = ids
@@ -43,13 +43,13 @@ class BM25Searcher:
     @classmethod
     def index(cls, ids: Sequence[str], texts: Iterable[str]) -> BM25Searcher:
         """Count the words of all texts."""
-        logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s tells of each step
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s logs each step
         retriever = bm25s.BM25(method="lucene", k1=K1, b=B)
         retriever.index(_words(texts), show_progress=False)
         return cls(ids, retriever)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k best documents that share a word with each query, best first, equal ones in order."""
+        """Find the k best documents that share a word with each query; ties in order."""
         vocabulary = self.retriever.vocab_dict
         return [self._search([word for word in words if word in vocabulary], k) for words in _words(queries)]
 
@@ -60,17 +60,17 @@ class BM25Searcher:
 
     @property
     def nbytes(self) -> int:
-        """The size of the index: scores, their documents, and where each word's scores begin."""
+        """The size of the index in bytes: scores, document numbers and word offsets."""
         return sum(array.nbytes for array in self.retriever.scores.values() if isinstance(array, np.ndarray))
 
 
 def build_bm25(task: Task) -> Built:
-    """Index the documents as they are."""
+    """Index the documents' own texts."""
     return _built(task.corpus, task.corpus.texts())
 
 
 def build_bm25_with_queries(task: Task) -> Built:
-    """Index each document with the queries that were generated for it (docTTTTTquery, Nogueira and Lin 2019)."""
+    """Index documents with their generated queries (docTTTTTquery, Nogueira, Lin 2019)."""
     if task.generated is None:
         raise InputError(f"bm25+qg needs {LACKS['generated']}")
     return _built(task.corpus, expanded_texts(task.corpus, task.generated))
@@ -83,18 +83,18 @@ def expanded_texts(corpus: Corpus, generated: Labels) -> Iterable[str]:
 
 
 class ReciprocalRanks(NamedTuple):
-    """Searchers of the same documents, fused by rank as most vector databases do (Cormack et al., 2009)."""
+    """Searchers fused by reciprocal ranks, as in vector databases (Cormack et al., 2009)."""
 
     searchers: tuple[Searcher, ...]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k documents of each query with the highest sums, best first, equal ones in order of id."""
+        """Find the k documents with the highest sums for each query; ties in order of id."""
         found = [searcher.search(queries, candidate_count_for(k)) for searcher in self.searchers]
         return [fused_by_rank(lists)[:k] for lists in zip(*found, strict=True)]
 
 
 def fused_by_rank(lists: Iterable[Sequence[Any]]) -> list[Scored]:
-    """Add up 1 / (60 + rank) over ranked lists.
+    """Sum 1 / (60 + rank) over ranked lists.
 
     >>> [(hit.id, round(hit.score, 4)) for hit in fused_by_rank([[Scored("a", 9), Scored("b", 5)], [Scored("b", 0.7)]])]
     [('b', 0.0325), ('a', 0.0164)]
@@ -107,7 +107,7 @@ def fused_by_rank(lists: Iterable[Sequence[Any]]) -> list[Scored]:
 
 
 def build_rrf(task: Task) -> Built:
-    """Fuse BM25 and the encoder as given, by reciprocal ranks."""
+    """Fuse BM25 and the untrained encoder by reciprocal ranks."""
     built = searched_by_vectors(task.load_encoder(), task.corpus)
     start = time.perf_counter()
     words = BM25Searcher.index(task.corpus.ids, task.corpus.texts())

@@ -1,12 +1,12 @@
 """DSI (Tay et al., NeurIPS 2022): a network reads a query and writes the id of the document that answers it.
 
-- **Atomic**: each document is one symbol, and a search is one softmax. The head's rows are then vectors of documents,
-  the decoder's state a vector of the query, and the loss is the contrastive one over all documents.
-- **Hierarchical**: ids are ways down a tree of divisive k-means (k = 10, up to 100 documents in a leaf, numbered in
+- **Atomic**: each document is one symbol, and a search is one softmax. So the head's rows are document vectors, the
+  decoder's state is the query vector, and the loss is contrastive over all documents.
+- **Hierarchical**: ids are paths in a tree of divisive k-means (k = 10, up to 100 documents in a leaf, numbered in
   their order), written symbol by symbol; a search is a beam search in the trie of all ids.
 
-Both learn two tasks at once: to write a document's id on reading its first 32 words (and marks, where the authors count
-tokens), and on reading a query. k-means is by angle.
+Both learn two tasks together: to write a document's id from its first 32 words, and from a query. Words include
+punctuation marks; the authors count tokens instead. k-means is spherical.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ BRANCHING, LEAF = 10, 100
 
 
 def build_dsi_atomic(task: Task) -> Built:
-    """Train DSI with one symbol a document."""
+    """Train DSI with one symbol per document."""
     codes = atomic_identifiers(len(task.corpus))
     return trained_writer(Prepared.of(task), codes, "dsi-atomic")
 
 
 def build_dsi(task: Task) -> Built:
-    """Train DSI with ids of clusters."""
+    """Train DSI with ids from a tree of clusters."""
     return trained_on_clusters(task, "dsi", BRANCHING, LEAF)
 
 
 def trained_on_clusters(
     task: Task, name: str, branching: int, leaf: int, kind: type[IdNetwork] = IdNetwork, *, by_step: bool = False
 ) -> Built:
-    """Train a network to write ids of clusters; see `clustered_identifiers` and `trained_writer`."""
+    """Train a network on ids from `clustered_identifiers`; see `trained_writer`."""
     prepared = Prepared.of(task)
     start = time.perf_counter()
     codes = clustered_identifiers(prepared.vectors(), branching, leaf, seed=prepared.recipe.seed)
@@ -54,15 +54,15 @@ def trained_writer(
     by_step: bool = False,
     indexing_seconds: float = 0.0,
 ) -> Built:
-    """Train a network to write identifiers that stay as they are.
+    """Train a network to write fixed identifiers.
 
     Args:
-        prepared: what to train on.
+        prepared: the prepared task.
         codes: the identifiers, of shape (documents, steps), padded with −1.
-        name: of the system.
+        name: the name of the system.
         kind: the class of the network.
         by_step: see `Alphabet`.
-        indexing_seconds: what it took to make the identifiers.
+        indexing_seconds: the time spent on making the identifiers.
     """
     alphabet = Alphabet(int(codes.max()) + 1, codes.shape[1], by_step)
     network = prepared.network(alphabet, kind)

@@ -1,12 +1,12 @@
-"""The network that generative retrievers share: a text is read to states, and a decoder writes the id of a document.
+"""The network of generative retrievers: it reads a text to states, and a decoder writes a document id.
 
-A *reader* turns texts into states of tokens; a *decoder* turns the symbols so far, seeing those states, into a state
-for the next one; the *head* has a row for each symbol, and a symbol's score is the inner product of its row with that
+A *reader* turns texts into states of tokens. A *decoder* attends to them, and turns the symbols so far into a state for
+the next symbol. The *head* has a row for each symbol, and a symbol's score is the inner product of its row with that
 state (no bias, as in the paper's Sec. 3). There are two kinds:
 
-- any encoder-decoder of transformers (T5 and its like, by hub id or directory), with its own decoder;
+- any encoder-decoder of transformers (such as T5, by hub id or directory), with its own decoder;
 - any encoder of ours (a sentence-transformers model, a token table whose rows are its tokens' states), with a small
-  decoder that starts at random. What such a decoder cannot show is what a pretrained one knows.
+  decoder that starts at random, so without a pretrained decoder's knowledge.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from hce_lab.comparison.identifiers import Trie, beam_search
 from hce_lab.comparison.task import hits_of
 
 LAYERS = 2
-FEED_FORWARD = 2  # times the width
+FEED_FORWARD = 2  # the width of feed-forward parts, in widths of the states
 DROPOUT = 0.1
 HEAD_WIDTH = 64
-READ_TOKENS = 64  # of a text, whatever reads it
-TEXTS_AT_ONCE = 32  # read by a processor, on which padding takes as long as tokens do
+READ_TOKENS = 64  # tokens of a text that any reader reads
+TEXTS_AT_ONCE = 32  # on a CPU, where padding takes as long as tokens
 BEAM = 100
 QUERIES_AT_ONCE = 16
 
 
 class EncodedTexts(NamedTuple):
-    """Texts as they were read: states of shape (B, T, n), and True where there is a token, of shape (B, T)."""
+    """States of texts (B, T, n), and a mask of their tokens (B, T)."""
 
     states: Tensor
     there: Tensor
 
     def repeated(self, times: int) -> EncodedTexts:
-        """Return each text several times, one after another."""
+        """Repeat each text several times in a row."""
         return EncodedTexts(self.states.repeat_interleave(times, dim=0), self.there.repeat_interleave(times, dim=0))
 
 
@@ -60,23 +60,23 @@ class EncodedTexts(NamedTuple):
 
 
 class TextReader(nn.Module):
-    """What turns texts into states.
+    """Turns texts into states.
 
     Attributes:
-        width: n, of a state.
+        width: the length n of a state.
     """
 
     width: int
 
     def forward(self, texts: Sequence[str]) -> EncodedTexts:
-        """Read texts, on the device of the weights."""
+        """Read texts on the device of the weights."""
         raise NotImplementedError
 
 
 class TableReader(TextReader):
-    """A token table: the states of a text are the rows of its tokens, all on one scale.
+    """A token table: the states of a text are the rows of its tokens, with one scale for all.
 
-    Rows differ in length, which is how a table says what matters; they are not normalised one by one.
+    The length of a row expresses how much its token matters, so rows are not normalized.
     """
 
     def __init__(self, table: StaticEmbedding) -> None:
@@ -88,7 +88,7 @@ class TableReader(TextReader):
         self.scale = float(1 / rows.square().mean().sqrt().clamp(min=1e-12))
 
     def forward(self, texts: Sequence[str]) -> EncodedTexts:
-        """Look the tokens up."""
+        """Look up the rows of the tokens."""
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         rows = [torch.tensor(encoding.ids[:READ_TOKENS], dtype=torch.int64) for encoding in encodings]
         lengths = torch.tensor([len(row) for row in rows])
@@ -106,7 +106,7 @@ class TransformerReader(TextReader):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.prompt = encoder.prompt("query")
-        self.transformer: Transformer = deepcopy(encoder.model[0])  # trained, while the encoder stays as it is
+        self.transformer: Transformer = deepcopy(encoder.model[0])  # a copy to train; the encoder does not change
         self.transformer.max_seq_length = min(READ_TOKENS, encoder.model.max_seq_length or READ_TOKENS)
         self.width = int(self.transformer.get_embedding_dimension())
 
@@ -144,12 +144,12 @@ class SequenceReader(TextReader):
 def read_by_length(
     read: Callable[[list[str], torch.device], EncodedTexts], texts: Sequence[str], device: torch.device
 ) -> EncodedTexts:
-    """Read texts of like length together on a processor, and all at once on a GPU, which has room for the padding.
+    """Read texts of similar length together on a CPU, and all at once on a GPU.
 
     Args:
-        read: what reads some of them, on a device.
-        texts: all of them, in any order, which the states have too.
-        device: where.
+        read: reads some texts on a device.
+        texts: all texts; the states have the same order.
+        device: the device.
     """
     size = TEXTS_AT_ONCE if device.type == "cpu" else max(1, len(texts))
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
@@ -165,10 +165,10 @@ def read_by_length(
 
 
 class TextAttention(nn.Module):
-    """Attention of a decoder's states to a text, which several beams of one query share.
+    """Cross-attention of decoder states to a text that several beams of a query share.
 
-    Where that takes fewer multiplications, as in training, the weights of keys and values are applied to the states and
-    not to the text, so that the text is never projected; else keys and values of the text are computed first.
+    If it takes fewer multiplications, as in training, the key and value weights are applied to the decoder's states,
+    and the text is never projected. Otherwise keys and values of the text are computed first.
     """
 
     def __init__(self, width: int) -> None:
@@ -179,7 +179,7 @@ class TextAttention(nn.Module):
         self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, asked: Tensor, memory: EncodedTexts, *, text_last: bool | None = None) -> Tensor:
-        """Ask with states of shape (B, P, n), of which as many come back; `text_last` overrides which way is taken."""
+        """Attend with states (B, P, n) and return as many; `text_last` forces an order."""
         count, width = asked.shape[1:]
         tokens = memory.states.shape[1]
         if text_last is None:
@@ -203,12 +203,12 @@ class TextAttention(nn.Module):
 
 
 def head_count(width: int) -> int:
-    """Return how many heads a width is divided into: as many of 64 dimensions or more as go into it."""
+    """Return the largest number of heads that have 64 dimensions or more each."""
     return max(heads for heads in range(1, max(1, width // HEAD_WIDTH) + 1) if width % heads == 0)
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, attention to the text where there is one, and a feed-forward part, each after a layer norm."""
+    """Self-attention, cross-attention if it reads a text, and feed-forward, with pre-norm."""
 
     def __init__(self, width: int, *, reads: bool = True) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class DecoderLayer(nn.Module):
         )
 
     def forward(self, x: Tensor, memory: EncodedTexts | None = None) -> Tensor:
-        """Take states of shape (B, W, t, n) of W beams for each of B texts to the next layer."""
+        """Apply the layer to states (B, W, t, n) of W beams for each of B texts."""
         length = x.shape[2]
         own = self.own_norm(x).flatten(0, 1)  # (B·W, t, n)
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
@@ -236,7 +236,7 @@ class DecoderLayer(nn.Module):
 
 
 class FreshDecoder(nn.Module):
-    """A small decoder that starts at random, for a reader that came without one."""
+    """A small decoder that starts at random, for a reader without its own."""
 
     def __init__(self, width: int, steps: int) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class FreshDecoder(nn.Module):
 
 
 class SequenceDecoder(nn.Module):
-    """The decoder of an encoder-decoder, which has its own way of telling positions."""
+    """The decoder of an encoder-decoder, with its own encoding of positions."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class SequenceDecoder(nn.Module):
 
     @torch.no_grad()
     def prime(self, start: Tensor, symbols: Tensor) -> None:
-        """Let identifiers begin with the model's own first token, and symbols have the scale of its tokens."""
+        """Start identifiers with the model's first token; scale symbols as its tokens."""
         rows, first = self.network.get_input_embeddings().weight, self.network.config.decoder_start_token_id
         start.copy_(rows.mean(0) if first is None else rows[first])
         nn.init.normal_(symbols, std=float(rows.std()))
@@ -283,13 +283,13 @@ class SequenceDecoder(nn.Module):
 
 @dataclass(frozen=True)
 class Alphabet:
-    """What identifiers are written in.
+    """The alphabet of identifiers.
 
     Attributes:
-        size: how many symbols a step chooses from.
+        size: the number of symbols at each step.
         steps: the length of the longest identifier.
-        by_step: whether a symbol is another one at each step (NCI's position-aware tokens, GenRet's codebooks); else
-            all steps share their symbols (DSI).
+        by_step: whether each step has its own symbols (NCI's position-aware tokens, GenRet's codebooks), or all steps
+            share them (DSI).
     """
 
     size: int
@@ -298,11 +298,11 @@ class Alphabet:
 
     @property
     def rows(self) -> int:
-        """How many rows the head has."""
+        """The number of the head's rows."""
         return self.size * self.steps if self.by_step else self.size
 
     def row_of(self, codes: Tensor) -> Tensor:
-        """Return the rows of symbols of shape (…, t) at the steps 0 … t − 1; what is padding gets some row."""
+        """Return the rows of symbols (…, t) at steps 0 … t − 1; padding gets an arbitrary row."""
         offset = self.size * torch.arange(codes.shape[-1], device=codes.device) if self.by_step else 0
         return codes.clamp(min=0) + offset
 
@@ -316,9 +316,9 @@ class IdNetwork(nn.Module):
     """Reader, decoder and head.
 
     Attributes:
-        alphabet: what identifiers are written in.
+        alphabet: the alphabet of identifiers.
         head: a row for each symbol, of shape (rows, n); with atomic ids, the vector of each document.
-        fresh: the parameters that start at random, which learn faster than those that know something.
+        fresh: the parameters that start at random, which have a higher learning rate than pretrained ones.
     """
 
     def __init__(
@@ -339,12 +339,12 @@ class IdNetwork(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the network computes."""
+        """The device of the network."""
         return self.head.device
 
     @property
     def fresh(self) -> list[nn.Parameter]:
-        """The parameters that started at random."""
+        """The parameters that start at random."""
         known = {id(each) for each in self.reader.parameters()}
         if isinstance(self.decoder, SequenceDecoder):
             known |= {id(each) for each in self.decoder.parameters()}
@@ -352,18 +352,18 @@ class IdNetwork(nn.Module):
 
     @property
     def known(self) -> list[nn.Parameter]:
-        """The parameters that know something already."""
+        """The pretrained parameters."""
         fresh = {id(each) for each in self.fresh}
         return [each for each in self.parameters() if id(each) not in fresh and each.requires_grad]
 
     def read(self, texts: Sequence[str]) -> EncodedTexts:
-        """Read texts, with gradients where they are on."""
+        """Read texts, with gradients if enabled."""
         with self._computing():
             memory: EncodedTexts = self.reader(texts)
         return memory
 
     def states(self, memory: EncodedTexts, prefixes: Tensor) -> Tensor:
-        """Decode W prefixes (B, W, t) a text: the state of each step and of the next one, of shape (B, W, t + 1, n)."""
+        """Decode W prefixes (B, W, t) per text to states of all steps (B, W, t + 1, n)."""
         before = self.symbols(self.alphabet.row_of(prefixes))  # (B, W, t, n)
         start = self.start.expand(*prefixes.shape[:2], 1, -1)
         with self._computing():
@@ -371,10 +371,10 @@ class IdNetwork(nn.Module):
         return found
 
     def logits(self, states: Tensor, step: int, prefixes: Tensor) -> Tensor:
-        """Score the symbols of a step by its states (…, n), of shape (…, size).
+        """Score the symbols of a step (…, size) by its states (…, n).
 
         Args:
-            states: of the step.
+            states: the states of the step.
             step: from 0 on.
             prefixes: the symbols before it, of shape (…, step), for heads that depend on them.
         """
@@ -382,29 +382,29 @@ class IdNetwork(nn.Module):
         return scores_of(states.reshape(-1, self.width), rows, 1.0).view(*states.shape[:-1], -1)
 
     def next_scores(self, memory: EncodedTexts, prefixes: Tensor) -> Tensor:
-        """Return log p of all symbols after prefixes of shape (B, W, t), of shape (B, W, size)."""
+        """Return log p of all next symbols (B, W, size) after prefixes (B, W, t)."""
         states = self.states(memory, prefixes)[:, :, -1]
         return self.logits(states, prefixes.shape[2], prefixes).log_softmax(-1)
 
     def step_states(self, memory: EncodedTexts, codes: Tensor) -> Tensor:
-        """Decode texts' identifiers (B, steps): the state of each step after the true symbols, (B, steps, n)."""
+        """Decode identifiers (B, steps) by teacher forcing to states (B, steps, n)."""
         return self.states(memory, codes[:, None, :-1])[:, 0]
 
     def step_logits(self, states: Tensor, codes: Tensor) -> list[Tensor]:
-        """Score the symbols of all steps, each after the true ones before it: for each step, of shape (B, size).
+        """Score the symbols of each step (B, size), given the true ones before it.
 
         Args:
-            states: of the steps, of shape (B, steps, n).
+            states: the states of the steps, of shape (B, steps, n).
             codes: the identifiers, of shape (B, steps).
         """
         return [self.logits(states[:, step], step, codes[:, :step]) for step in range(codes.shape[1])]
 
     def losses(self, memory: EncodedTexts, codes: Tensor) -> Tensor:
-        """Return −log p of each text's identifier, of shape (B,): one contrastive loss a step, added up."""
+        """Return −log p of each text's identifier (B,), the sum of the steps' losses."""
         return sequence_losses(self.step_logits(self.step_states(memory, codes), codes), codes)
 
     def training_losses(self, texts: Sequence[str], codes: Tensor) -> Tensor:
-        """Return what training brings down for each text and its document's identifier (B, steps), of shape (B,)."""
+        """Return the training loss (B,) of each text with its document's identifier."""
         return self.losses(self.read(texts), codes)
 
     def _computing(self) -> torch.autocast:
@@ -412,7 +412,7 @@ class IdNetwork(nn.Module):
 
 
 def sequence_losses(logits: Sequence[Tensor], codes: Tensor) -> Tensor:
-    """Add up the cross-entropy of each step, given scores (B, size) and symbols (B, steps): of shape (B,)."""
+    """Sum the cross-entropy over steps, of scores (B, size) and symbols (B, steps); (B,)."""
     each = [
         F.cross_entropy(scores, codes[:, step], reduction="none", ignore_index=-1) for step, scores in enumerate(logits)
     ]
@@ -423,11 +423,11 @@ def sequence_losses(logits: Sequence[Tensor], codes: Tensor) -> Tensor:
 
 
 def new_network(encoder: Encoder, alphabet: Alphabet, recipe: Recipe, kind: type[IdNetwork] = IdNetwork) -> IdNetwork:
-    """Make the network for an encoder: its own decoder where its spec names an encoder-decoder, else a fresh one.
+    """Make the network for an encoder, with its own decoder or a fresh one.
 
     Args:
-        encoder: what the texts are read with.
-        alphabet: what identifiers are written in.
+        encoder: reads the texts; if it names an encoder-decoder, its decoder is used.
+        alphabet: the alphabet of identifiers.
         recipe: seed and precision.
         kind: the class of the network.
 
@@ -446,7 +446,7 @@ def new_network(encoder: Encoder, alphabet: Alphabet, recipe: Recipe, kind: type
 
 
 def is_encoder_decoder(spec: str) -> bool:
-    """Tell whether a spec names a model of transformers with a decoder of its own, and not an encoder of sentences."""
+    """Return whether a spec names an encoder-decoder of transformers."""
     folder = Path(spec)
     if spec in BUNDLED or (folder / "modules.json").is_file():
         return False
@@ -454,7 +454,7 @@ def is_encoder_decoder(spec: str) -> bool:
         return False
     try:
         config = AutoConfig.from_pretrained(spec, local_files_only=folder.is_dir())
-    except (OSError, ValueError):  # no such model of transformers: whoever loaded the encoder knew what it is
+    except (OSError, ValueError):  # no such model of transformers: the encoder was loaded in another way
         return False
     is_half = any(name.endswith("EncoderModel") for name in config.architectures or ())
     return bool(config.is_encoder_decoder) and not is_half
@@ -497,13 +497,13 @@ def _reader(encoder: Encoder) -> TextReader:
 
 @dataclass(frozen=True)
 class GenerativeSearcher:
-    """A network and the trie of all identifiers, searched by beams.
+    """A network and the trie of all identifiers, with beam search.
 
     Attributes:
-        network: what writes identifiers.
-        ids: of the documents.
-        trie: of their identifiers.
-        beam: how many ways are followed at once; more where more documents are asked for.
+        network: writes identifiers.
+        ids: the ids of the documents.
+        trie: the trie of their identifiers.
+        beam: the width of the beam; wider if more documents are requested.
     """
 
     network: IdNetwork

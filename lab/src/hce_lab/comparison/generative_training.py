@@ -1,10 +1,10 @@
-"""How generative retrievers are trained: the same pairs, pseudo-queries, budget and seed as every other system.
+"""Training of generative retrievers, with the same pairs, pseudo-queries, budget and seed as every system.
 
-A step has a batch of labeled queries, where there are any, and a batch of pseudo-queries, weighted as in the joint
-training of HCE. All documents have to be seen, or nothing could ever write their ids: none is held out, and in every
-second example of the pseudo-queries the text is the beginning of its document (DSI's indexing task).
+A step has a batch of labeled queries, if any, and a batch of pseudo-queries, weighted as in the joint training of HCE.
+The network can only write ids of documents that it was trained on, so none is held out. On average, half of the
+pseudo-queries are replaced by the beginning of their document (DSI's indexing task).
 
-A run is kept in checkpoints as `hce.train` keeps its own; one that was killed ends as it would have without that.
+A run writes checkpoints as `hce.train` does; a killed run that resumes ends with the same weights.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from hce_lab.comparison.generative import Alphabet, GenerativeSearcher, IdNetwor
 from hce_lab.comparison.identifiers import Trie
 from hce_lab.comparison.task import Built, Task
 
-FIRST_WORDS = 32  # and marks, of a document, which DSI reads to its id
-STARTS_SHARE = 0.5  # of the examples made of documents
-RATE = 1e-3  # of weights that start at random; pretrained ones learn at the recipe's rate, but no faster than this
+FIRST_WORDS = 32  # words and marks of a document that DSI learns to map to its id
+STARTS_SHARE = 0.5  # share of pseudo-queries that become beginnings of documents
+RATE = 1e-3  # for weights that start at random; pretrained ones have the recipe's rate, at most this
 LEAST_WARMUP = 0.05
 MAX_GRADIENT = 1.0
 DEV_BEAM = 10
@@ -50,12 +50,12 @@ SECONDS_BETWEEN_CHECKPOINTS = 120.0
 
 
 class Examples(NamedTuple):
-    """What one step learns from.
+    """The examples of one step.
 
     Attributes:
-        texts: queries, and what stands for them.
-        positions: of their documents in the corpus, of shape (B,).
-        weights: of their losses, of shape (B,); those of a source add up to the source's weight.
+        texts: queries, pseudo-queries and beginnings of documents.
+        positions: the positions of their documents in the corpus, of shape (B,).
+        weights: the weights of their losses, of shape (B,); for each source, they sum to its weight.
     """
 
     texts: list[str]
@@ -64,7 +64,7 @@ class Examples(NamedTuple):
 
 
 class Stream(Protocol):
-    """Examples for every step of a run, the same ones whenever a step is asked for."""
+    """Examples for every step of a run, the same each time a step is requested."""
 
     def from_step(self, step: int) -> Iterator[Examples]:
         """Yield the examples of all steps from one on."""
@@ -73,11 +73,11 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class MixedStream:
-    """Labeled queries and pseudo-queries, and beginnings of documents among the latter.
+    """Labeled queries and pseudo-queries, some replaced by beginnings of documents.
 
     Attributes:
         corpus: the documents.
-        sources: where pairs come from.
+        sources: the sources of pairs.
         recipe: batch, seed and the weight α of pseudo-queries.
     """
 
@@ -103,7 +103,7 @@ class MixedStream:
             yield joined_examples(parts)
 
     def _with_starts(self, batch: Batch, step: int) -> list[str]:
-        """Put the beginnings of documents in the place of some queries."""
+        """Replace some queries by the beginnings of their documents."""
         rng = np.random.default_rng([self.recipe.seed, 3, step])
         starts = rng.random(len(batch.positions)) < STARTS_SHARE
         return [
@@ -113,7 +113,7 @@ class MixedStream:
 
 
 def joined_examples(parts: list[Examples]) -> Examples:
-    """Put examples one below another."""
+    """Concatenate examples."""
     return Examples(
         [text for part in parts for text in part.texts],
         np.concatenate([part.positions for part in parts]),
@@ -122,7 +122,7 @@ def joined_examples(parts: list[Examples]) -> Examples:
 
 
 def start_of(corpus: Corpus, position: int) -> str:
-    """Return the first words of a document, which stand for it."""
+    """Return the first words of a document."""
     return first_words(corpus[position].full_text, FIRST_WORDS)
 
 
@@ -131,14 +131,14 @@ def start_of(corpus: Corpus, position: int) -> str:
 
 @dataclass
 class Progress:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
-        step: how many steps are done.
-        seconds: what they took.
-        loss: the sum of the losses of the epoch under way.
-        history: for each finished epoch, its mean loss and its dev measure, where there is one.
-        best: the number of the best epoch; 0 as long as none was measured.
+        step: the number of steps done.
+        seconds: the time of these steps.
+        loss: the sum of the losses of the current epoch.
+        history: for each finished epoch, its mean loss, and its dev measure if there is one.
+        best: the number of the best epoch; 0 if none was measured.
     """
 
     step: int = 0
@@ -149,14 +149,14 @@ class Progress:
 
 
 class Budget(NamedTuple):
-    """How many epochs, and steps in each."""
+    """The number of epochs, and of steps in each."""
 
     epochs: int
     steps: int
 
     @property
     def total(self) -> int:
-        """How many steps there are in all."""
+        """The number of all steps."""
         return self.epochs * self.steps
 
 
@@ -173,26 +173,25 @@ def fit(
     progress: bool = False,
     title: str = "training",
 ) -> Progress:
-    """Train a network in place, on the same steps whether or not the run was killed in between.
+    """Train a network in place; a resumed run takes the same steps as one never killed.
 
-    A run that is finished already is only read back from its last checkpoint: so several runs in a row, each with
-    checkpoints of its own, are continued where they stopped.
+    A finished run is loaded from its last checkpoint. So a sequence of runs with separate checkpoints resumes at the
+    run that was killed.
 
     Args:
-        network: what is trained.
-        losses: gives the loss of each example, of shape (B,).
+        network: the network to train.
+        losses: computes the loss of each example, of shape (B,).
         stream: the examples.
-        recipe: learning rate, warm-up, optimiser and seed.
-        budget: how long.
-        checkpoints: where the state is kept; None keeps none.
-        measure: how good the network is, asked after each epoch; the weights of the best one are kept. None keeps the
-            last ones.
-        rate: the learning rate of weights that start at random, and the highest of the others; None is `RATE`.
+        recipe: learning rate, warm-up, optimizer and seed.
+        budget: the number of epochs and steps.
+        checkpoints: the folder of checkpoints; None writes none.
+        measure: measures the network after each epoch, to keep the weights of the best one; None keeps the last.
+        rate: the learning rate of weights that start at random, and the upper limit for the others; None is `RATE`.
         progress: show a bar.
-        title: what the bar says.
+        title: the label of the bar.
 
     Raises:
-        InputError: the loss is no number any more, or the state cannot be written or is of another run.
+        InputError: the loss is not finite, or the state cannot be written or belongs to another run.
         FormatError: the state is damaged.
     """
     run = _Run(network, recipe, budget, checkpoints, rate or RATE)
@@ -218,7 +217,7 @@ def fit(
 
 
 class _Run:
-    """A network, its optimiser, and how far they have come."""
+    """A network, its optimizer, and their progress."""
 
     def __init__(
         self, network: IdNetwork, recipe: Recipe, budget: Budget, checkpoints: CheckpointFolder | None, rate: float
@@ -234,7 +233,7 @@ class _Run:
         """Take one step."""
         self.network.train()
         self._set_learning_rates()
-        seed_step(self.recipe.seed, self.done.step)  # dropout, so that a continued run draws what it would have
+        seed_step(self.recipe.seed, self.done.step)  # so that a resumed run draws the same dropout
         self.optimizer.zero_grad(set_to_none=True)
         weights = torch.from_numpy(examples.weights).to(self.network.device, torch.float32)
         loss = (losses(examples) * weights).sum()
@@ -250,7 +249,7 @@ class _Run:
         self.done.step += 1
 
     def close_epoch(self, measure: Callable[[], float] | None) -> None:
-        """Note an epoch, and keep its weights where they are the best so far."""
+        """Record an epoch, and keep its weights if they are the best so far."""
         epoch = {"loss": self.done.loss / self.budget.steps}
         if measure is not None:
             epoch["dev"] = measure()
@@ -261,13 +260,13 @@ class _Run:
         self.done.loss = 0.0
 
     def _set_learning_rates(self) -> None:
-        """Let the rates rise linearly, then fall linearly to 0, as a function of the step alone."""
+        """Set the rates: linear warm-up, then linear decay to 0, by the step alone."""
         share = rate_share(self.done.step, self.budget.total, max(self.recipe.warmup, LEAST_WARMUP))
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * share
 
     def save(self) -> None:
-        """Write a checkpoint, if there is a place for it."""
+        """Write a checkpoint, if the run has a folder for them."""
         if self.checkpoints is None:
             return
         state = optimizer_state(self.optimizer, "optimizer")
@@ -279,10 +278,10 @@ class _Run:
         self.checkpoints.save(Checkpoint(tensors, {"progress": asdict(self.done), "optimizer": state.facts}))
 
     def resume(self) -> None:
-        """Take up what an earlier process left, if there is something.
+        """Restore the last checkpoint, if there is one.
 
         Raises:
-            InputError: the state is of another run.
+            InputError: the state belongs to another run.
             FormatError: the state is damaged.
         """
         if self.checkpoints is not None:
@@ -302,12 +301,12 @@ class _Run:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a generative retriever begins with.
+    """The prepared task of a generative retriever.
 
     Attributes:
-        task: what every system is given.
-        encoder: what it starts from: a static table fitted to the corpus, as for everyone.
-        recipe: the task's, with what is settled for generative retrievers.
+        task: the input of every system.
+        encoder: the encoder to start from; a static table is fitted to the corpus if that is better on dev.
+        recipe: the task's recipe, with the fields fixed for generative retrievers.
         stream: the examples.
     """
 
@@ -318,7 +317,7 @@ class Prepared:
 
     @classmethod
     def of(cls, task: Task) -> Prepared:
-        """Prepare a task; labels and generated queries are used where there are any."""
+        """Prepare a task, with its labels and generated queries if any."""
         is_labeled = task.pairs is not None or task.generated is not None
         mode: Supervision = "unsupervised" if task.recipe.mode == "unsupervised" or not is_labeled else "joint"
         recipe = replace(task.recipe, mode=mode, hold_out=False)
@@ -331,7 +330,7 @@ class Prepared:
 
     @property
     def budget(self) -> Budget:
-        """What every trained system may spend."""
+        """The budget of every trained system."""
         pair_count = self.recipe.epoch_pairs or len(self.task.corpus)
         return Budget(self.recipe.epochs, batch_count(pair_count, self.recipe.batch_size))
 
@@ -340,7 +339,7 @@ class Prepared:
         return new_network(self.encoder, alphabet, self.recipe, kind)
 
     def vectors(self) -> np.ndarray:
-        """Encode the documents, of shape (N, n), as they are seen before training."""
+        """Encode the documents (N, n) with the encoder before training."""
         place = self.task.folder and self.task.folder / "vectors"
         return encode_corpus(self.encoder, self.task.corpus, place, progress=self.task.progress)
 
@@ -354,15 +353,15 @@ class Prepared:
         budget: Budget | None = None,
         searcher: GenerativeSearcher | None = None,
     ) -> Progress:
-        """Train a network as `fit` does, by the task's recipe, and keep the state of the run in the task's folder.
+        """Call `fit` with the task's recipe, and checkpoints in the task's folder.
 
         Args:
-            network: what is trained.
-            losses: gives the loss of each example, of shape (B,).
-            name: of the run and the folder of its state.
+            network: the network to train.
+            losses: computes the loss of each example, of shape (B,).
+            name: the name of the run and of its folder.
             stream: the examples; by default the task's.
-            budget: how long; by default what every trained system may spend.
-            searcher: what is measured on dev after each epoch; None keeps the last weights.
+            budget: by default, that of every trained system.
+            searcher: measured on dev after each epoch, to keep the best weights; None keeps the last ones.
         """
         return fit(
             network,
@@ -378,7 +377,7 @@ class Prepared:
         )
 
     def checkpoints(self, name: str) -> CheckpointFolder | None:
-        """Return the place of a run's state, by a name of its own; None where the task has no folder."""
+        """Return the folder of a run's checkpoints; None if the task has no folder."""
         task = self.task
         if task.folder is None:
             return None
@@ -395,7 +394,7 @@ class Prepared:
         return CheckpointFolder(task.folder / name, identity)
 
     def dev_measure(self, searcher: GenerativeSearcher) -> Callable[[], float] | None:
-        """Return what measures a searcher on the labeled dev queries by a narrow beam; None where there are none."""
+        """Return a function that measures a searcher on dev with a narrow beam, if there is dev."""
         dev = self.task.dev
         if dev is None or self.recipe.mode == "unsupervised":
             return None
@@ -404,12 +403,12 @@ class Prepared:
 
 
 def searcher_of(network: IdNetwork, ids: Sequence[str], codes: np.ndarray) -> GenerativeSearcher:
-    """Let a network search documents by identifiers, of shape (documents, steps)."""
+    """Make a searcher from a network and identifiers (documents, steps)."""
     return GenerativeSearcher(network, ids, Trie(codes, network.device))
 
 
 def identifier_losses(network: IdNetwork, codes: np.ndarray) -> Callable[[Examples], Tensor]:
-    """Return what gives the loss of each example, for identifiers of shape (documents, steps)."""
+    """Return a function that computes examples' losses for identifiers (documents, steps)."""
     table = torch.from_numpy(codes).to(network.device)
 
     def losses(examples: Examples) -> Tensor:
@@ -420,7 +419,7 @@ def identifier_losses(network: IdNetwork, codes: np.ndarray) -> Callable[[Exampl
 
 
 def built(searcher: GenerativeSearcher, done: Progress, indexing_seconds: float, **facts: Any) -> Built:
-    """Build the system that training gave: its index is its weights."""
+    """Build the system after training; its index is its weights."""
     weights = parameter_count(searcher.network)
     found = {"parameters": weights, "epochs": len(done.history), "steps": done.step, "best_epoch": done.best, **facts}
     if done.best:

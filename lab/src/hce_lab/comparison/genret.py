@@ -1,4 +1,4 @@
-"""GenRet (Sun et al. 2023): identifiers that are learnt, by a network that writes them for documents and for queries.
+"""GenRet (Sun et al. 2023): learned identifiers, which one network writes for documents and for queries.
 
 Weiwei Sun, Lingyong Yan, Zheng Chen, Shuaiqiang Wang, Haichao Zhu, Pengjie Ren, Zhumin Chen, Dawei Yin, Maarten de
 Rijke and Zhaochun Ren, "Learning to Tokenize for Generative Retrieval", NeurIPS 2023. One network reads a text, a query
@@ -6,30 +6,30 @@ or a document, and each step t has a codebook E_t of K rows:
 
     d_t = Dec(Enc(d), z_<t)        Q(z_t = j | z_<t, d) = softmax_j(d_t · E_t)        P(z_t | z_<t, q) likewise of q_t
 
-Identifiers are learnt step by step. For step T, with the symbols before it as they are, a document's symbol z_T is the
-likeliest one where all symbols of a batch are used alike (Sinkhorn), and three losses are added up:
+Identifiers are learned step by step. At step T, earlier symbols are fixed. A document's symbol z_T is the likeliest one
+under the constraint that a batch uses all symbols equally often (Sinkhorn). The loss is the sum of three:
 
     L_Rec = −log exp(z_T · sg(d_T)) / Σ_{d* ∈ S} exp(z_T · sg(d*_T))                             (reconstruction)
     L_Com = −Σ_{t ≤ T} log Q(z_t | z_<t, d)                                                      (commitment)
     L_Ret = −log exp(q_T · d_T) / Σ_{d* ∈ B} exp(q_T · d*_T) − Σ_{t ≤ T} log P(z_t | z_<t, q)    (retrieval)
 
-In L_Rec, z_T is the symbol's row of E_T and passes its gradient on to d_T; sg stops it. B is the batch, and S has those
-of its documents with the same symbols before T; batches are made of such documents. Codebook T begins as balanced
-k-means of all d_T, after a time in which the loss is that of retrieval and of the steps before. At the end of a step,
-each document gets its symbol for good: the likeliest one where the documents with the same symbols before it use all
-symbols alike, and where these are no more than there are symbols, no two of them the same one.
+In L_Rec, z_T is the symbol's row of E_T and passes its gradient on to d_T; sg stops the gradient. B is the batch, and S
+has its documents with the same symbols before T; batches are grouped by these symbols. First, training uses only the
+losses of retrieval and of earlier steps. Then balanced k-means of all d_T initializes codebook T. At the end of a step,
+each document gets its final symbol. Documents with the same earlier symbols use all symbols equally often; if they are
+no more than the symbols, each gets a different one.
 
-In the end, documents that still share an identifier are numbered by a further symbol, in their order, and all is
-trained to write the identifiers as they are. That is the order of the authors' program, too. Here, inner products of
-states are divided by the root of their width, and the budget is that of every other system: half of it for the
-identifiers, a third of that to get codebooks started, and half for the end.
+Documents that still share an identifier then get further symbols, which number them in order. Last, the network is
+trained to write the fixed identifiers. The authors' program has the same order. Here, inner products of states are
+divided by the square root of their width. The budget is that of every other system: half for learning identifiers (a
+third of it before the codebooks), half for the last training.
 
-What else is not the authors': their program takes the likeliest symbol for good, used alike or not, and has Sinkhorn
-for a batch alone, with scores that weigh less; it weighs L_Rec by 0.1 and the rest by 0.5, where the paper, as here,
-adds them up; k-means is theirs by distance and here by angle; and at the end, they train the last codebook alone.
+Other differences: The authors' program assigns the likeliest symbol without balancing, and uses Sinkhorn only within a
+batch, with a smaller factor. It weights L_Rec by 0.1 and the rest by 0.5; the paper has no weights, as here. Their
+k-means is Euclidean, here it is spherical. In the last training, they train only the last codebook.
 
 The authors have K = 512 and M = 3 steps for the 109,739 documents of NQ320K, so that K² ≈ 2.4 N; for other collections
-they vary M. Here K is the power of two next to √(2.4 N), at least 8 and at most 512, and M stays 3.
+they vary M. Here K is the power of two nearest to √(2.4 N), from 8 to 512 and at most N, and M is always 3.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ from hce_lab.comparison.task import Built, Task
 
 STEPS = 3  # M
 MOST_CODES, LEAST_CODES = 512, 8  # K
-FULL = 512**2 / 109_739  # K² for each document, where K is not bounded
-SHARPNESS = 20.0  # of the scores that are balanced, which are brought to −1 … 1 first
+FULL = 512**2 / 109_739  # K² per document, unless K is at a bound
+SHARPNESS = 20.0  # factor of the scores before balancing, after scaling them to −1 … 1
 BALANCING_ROUNDS = 100
 KMEANS_ROUNDS = 10
-POOL = 8  # batches whose examples are put together anew, by their documents' symbols
+POOL = 8  # batches whose examples are regrouped by their documents' symbols
 STARTING_SHARE = 1 / 3
 FINAL_SHARE = 1 / 2
 DOCUMENTS_AT_ONCE = 64
-BALANCED_AT_ONCE = 1 << 14  # documents; more of them are balanced in parts drawn at random
+BALANCED_AT_ONCE = 1 << 14  # documents; more of them are balanced in random parts
 
 
 def codebook_size(documents: int) -> int:
@@ -95,11 +95,11 @@ def codebook_size(documents: int) -> int:
 
 
 def sinkhorn(scores: Tensor, rounds: int = BALANCING_ROUNDS) -> Tensor:
-    """Return the plan next to exp(scores) whose rows add up to 1 and whose columns add up to B / K, alike.
+    """Scale exp(scores) so that rows sum to 1 and columns to B / K (Sinkhorn).
 
     Args:
         scores: of shape (B, K).
-        rounds: of dividing by the sums of columns and of rows; rows come last, and are exact.
+        rounds: how often columns and then rows are normalized; so the sums of rows are exact.
     """
     plan = scores.double()
     wanted = math.log(scores.shape[0] / scores.shape[1])
@@ -110,20 +110,20 @@ def sinkhorn(scores: Tensor, rounds: int = BALANCING_ROUNDS) -> Tensor:
 
 
 def balanced(scores: Tensor) -> Tensor:
-    """Return for each row of scores (B, K) the symbol that it gets where all symbols are used alike, of shape (B,)."""
+    """Assign a symbol to each row of scores (B, K), all symbols equally often; (B,)."""
     middle = (scores.max() + scores.min()) / 2
     reach = (scores.max() - middle).clamp(min=1e-6)
     return sinkhorn(SHARPNESS * (scores - middle) / reach).argmax(dim=1)
 
 
 def different(scores: Tensor) -> Tensor:
-    """Return for each row of scores (B, K), B ≤ K, a symbol that no other one gets, the likeliest in all, (B,)."""
+    """Assign different symbols to rows of scores (B, K), B ≤ K, with the best sum; (B,)."""
     rows, symbols = linear_sum_assignment(scores.cpu().numpy(), maximize=True)
     return torch.from_numpy(symbols[np.argsort(rows)]).to(scores.device)
 
 
 def balanced_kmeans(rows: Tensor, k: int, *, seed: int) -> Tensor:
-    """Cluster rows (N, n) into clusters of about one size, and return the means of their members, of shape (k, n)."""
+    """Cluster rows (N, n) into k clusters of similar sizes; return their means (k, n)."""
     centres = torch.from_numpy(spherical_kmeans(rows, k, seed=seed).centroids).to(rows)
     for _ in range(KMEANS_ROUNDS):
         symbols = balanced(F.normalize(rows, dim=1) @ F.normalize(centres, dim=1).T)
@@ -133,14 +133,14 @@ def balanced_kmeans(rows: Tensor, k: int, *, seed: int) -> Tensor:
 
 
 def group_means(rows: Tensor, group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Return the means of the rows (N, n) of each group, of shape (groups, n), and how many rows each has."""
+    """Return the mean row of each group, (groups, n), and the groups' sizes."""
     sizes = torch.bincount(group, minlength=groups)
     sums = torch.zeros(groups, rows.shape[1], device=rows.device, dtype=rows.dtype).index_add_(0, group, rows)
     return sums / sizes.clamp(min=1)[:, None], sizes
 
 
 def without_means(rows: Tensor, group: Tensor) -> Tensor:
-    """Move the rows (N, n) of each group so that all groups have the same mean, that of all rows."""
+    """Shift the rows (N, n) of each group, so that its mean becomes that of all rows."""
     means, _ = group_means(rows, group, int(group.max()) + 1)
     return rows - means[group] + rows.mean(0)
 
@@ -149,12 +149,12 @@ def without_means(rows: Tensor, group: Tensor) -> Tensor:
 
 
 def among(queries: Tensor, documents: Tensor, right: Tensor, allowed: Tensor) -> Tensor:
-    """Return −log softmax of the right document's score q · d / √n among those that are allowed, of shape (B,).
+    """Return −log softmax of the right document's q · d / √n among allowed ones, (B,).
 
     Args:
         queries: of shape (B, n).
         documents: of shape (U, n).
-        right: which of them is right, of shape (B,).
+        right: the index of the right document, of shape (B,).
         allowed: True where a document counts, the right one always, of shape (B, U).
     """
     scores = scores_of(queries, documents, math.sqrt(queries.shape[1])).masked_fill(~allowed, -torch.inf)
@@ -165,33 +165,33 @@ def reconstruction(rows: Tensor, states: Tensor, allowed: Tensor) -> Tensor:
     """Return L_Rec of each document, of shape (U,).
 
     Args:
-        rows: of the codebook, those of the documents' symbols, of shape (U, n).
+        rows: the codebook's rows for the documents' symbols, of shape (U, n).
         states: d_T, of shape (U, n).
         allowed: True where another document has the same symbols before T, of shape (U, U).
     """
     fixed = states.detach()
     width = math.sqrt(states.shape[1])
-    through = rows * width + states - fixed  # rows are for states as they are, and `among` divides by the width
+    through = rows * width + states - fixed  # rows belong to unscaled states, and `among` divides by the width
     return among(through, fixed, torch.arange(len(states), device=states.device), allowed)
 
 
 def tokenisation_losses(
     network: IdNetwork, corpus: Corpus, codes: np.ndarray, *, quantised: bool
 ) -> Callable[[Examples], Tensor]:
-    """Return what gives the loss of each example in learning the step after `codes`.
+    """Return a function that computes examples' losses in the step after `codes`.
 
     Args:
-        network: what is trained.
+        network: the network to train.
         corpus: the documents.
         codes: the symbols before the step, of shape (documents, T − 1).
-        quantised: False before there is a codebook for the step: then no symbol of it has a loss.
+        quantised: whether the step has a codebook; without one, its symbols have no loss.
     """
     table = torch.from_numpy(codes).to(network.device)
     step = codes.shape[1]
 
     def losses(examples: Examples) -> Tensor:
         positions, which = np.unique(examples.positions, return_inverse=True)
-        of = torch.from_numpy(which.reshape(-1)).to(network.device)  # each example's document among those of the batch
+        of = torch.from_numpy(which.reshape(-1)).to(network.device)  # row of each example's document within the batch
         before = table[torch.from_numpy(positions).to(network.device)]  # (U, T − 1)
         texts = [corpus[position].full_text for position in positions.tolist()]
         documents = network.states(network.read(texts), before[:, None])[:, 0]  # (U, T, n)
@@ -213,7 +213,7 @@ def tokenisation_losses(
 
 
 def _symbol_losses(network: IdNetwork, states: Tensor, symbols: Tensor) -> Tensor:
-    """Add up −log of the probability of each symbol (B, t), by states (B, T, n) of which there may be one more."""
+    """Sum −log p over symbols (B, t), given states (B, T, n) with T ≥ t."""
     logits = [network.logits(states[:, step], step, symbols[:, :step]) for step in range(symbols.shape[1])]
     return sequence_losses(logits, symbols)
 
@@ -223,12 +223,12 @@ def _symbol_losses(network: IdNetwork, states: Tensor, symbols: Tensor) -> Tenso
 
 @dataclass(frozen=True)
 class GroupedStream:
-    """Another stream's examples, put together anew so that batches have documents of one group, or of few.
+    """Another stream's examples, regrouped so that a batch has few groups of documents.
 
     Attributes:
-        stream: where examples come from.
-        group: of each document, of shape (documents,).
-        seed: of the order of groups and of examples in a group.
+        stream: the source of examples.
+        group: the group of each document, of shape (documents,).
+        seed: the seed for the order of groups, and of examples in a group.
     """
 
     stream: Stream
@@ -252,7 +252,7 @@ class GroupedStream:
 
 
 def groups_of(codes: np.ndarray) -> np.ndarray:
-    """Number the documents' symbols so far, of shape (documents, t): those with the same get the same number."""
+    """Number the groups of documents with equal symbols so far (documents, t)."""
     if not codes.shape[1]:
         return np.zeros(len(codes), dtype=np.int64)
     return np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1)
@@ -262,7 +262,7 @@ def groups_of(codes: np.ndarray) -> np.ndarray:
 
 
 def numbered(codes: np.ndarray, size: int) -> np.ndarray:
-    """Tell documents apart that have the same symbols, by their number among them, in order, in digits from 0 to K − 1.
+    """Append digits from 0 to K − 1 that number documents with equal symbols, in order.
 
     >>> numbered(np.array([[1, 2], [0, 0], [1, 2]]), 8).tolist()
     [[1, 2, 0], [0, 0, -1], [1, 2, 1]]
@@ -288,7 +288,7 @@ def numbered(codes: np.ndarray, size: int) -> np.ndarray:
 
 
 def digits_for(documents: int, size: int) -> int:
-    """Return how many symbols of K it takes to number so many documents; none for one."""
+    """Return how many digits in base K number these documents; 0 for one document."""
     digits = 0
     while size**digits < documents:
         digits += 1
@@ -297,7 +297,7 @@ def digits_for(documents: int, size: int) -> int:
 
 @torch.inference_mode()
 def document_states(network: IdNetwork, corpus: Corpus, codes: np.ndarray, *, progress: bool = False) -> Tensor:
-    """Return d_T of all documents after their symbols so far (documents, T − 1), of shape (documents, n)."""
+    """Compute d_T (documents, n) after the symbols so far (documents, T − 1)."""
     network.eval()
     table = torch.from_numpy(codes).to(network.device)
     found = []
@@ -311,9 +311,9 @@ def document_states(network: IdNetwork, corpus: Corpus, codes: np.ndarray, *, pr
 
 
 def next_symbols(network: IdNetwork, states: Tensor, codes: np.ndarray, *, seed: int) -> np.ndarray:
-    """Give each document its next symbol, all used alike by those with the same so far, and each once if there are few.
+    """Assign next symbols, balanced among documents with the same symbols so far.
 
-    Sinkhorn is for more documents than symbols: of one document alone it would make every symbol as likely.
+    If such documents are no more than the symbols, each gets a different one: Sinkhorn needs more documents.
     """
     step, group = codes.shape[1], groups_of(codes)
     rng = np.random.default_rng([seed, 5, step])
@@ -333,15 +333,15 @@ def next_symbols(network: IdNetwork, states: Tensor, codes: np.ndarray, *, seed:
 
 @dataclass
 class Tokeniser:
-    """What learns identifiers, step by step.
+    """Learns identifiers, step by step.
 
     Attributes:
-        prepared: what to train on.
-        network: what is trained.
+        prepared: the prepared task.
+        network: the network to train.
         size: K.
-        budget: how many steps of training an identifier's step may take.
-        seconds: what the steps so far took to train.
-        steps: how many steps of training were taken so far.
+        budget: the number of training steps for each step of an identifier.
+        seconds: the training time so far.
+        steps: the number of training steps so far.
     """
 
     prepared: Prepared
@@ -363,7 +363,7 @@ class Tokeniser:
         place = self.prepared.task.folder and self.prepared.task.folder / f"genret-{step + 1}-symbols.json"
         with learning_alone(self.network, self.network.alphabet.at(step)):
             self._train(f"genret-{step + 1}-start", codes, starting, quantised=False)
-            if not (place and place.is_file()):  # else what comes next is finished, and has its codebook
+            if not (place and place.is_file()):  # otherwise the next training is finished, and has its codebook
                 self._start_codebook(step, codes)
             self._train(f"genret-{step + 1}", codes, max(1, self.budget - starting), quantised=True)
         return self._symbols(codes) if place is None else self._kept_symbols(place, codes)
@@ -377,7 +377,7 @@ class Tokeniser:
         self.steps += done.step
 
     def _start_codebook(self, step: int, codes: np.ndarray) -> None:
-        """Cluster what the documents have to say at a step beyond the symbols before it."""
+        """Initialize a codebook by clustering states, less the mean of earlier symbols."""
         seed = self.prepared.recipe.seed
         rows = without_means(self._states(codes), torch.from_numpy(groups_of(codes)).to(self.network.device))
         drawn = np.random.default_rng([seed, 6, step]).permutation(len(rows))[:BALANCED_AT_ONCE]
@@ -392,10 +392,10 @@ class Tokeniser:
         return next_symbols(self.network, self._states(codes), codes, seed=self.prepared.recipe.seed)
 
     def _kept_symbols(self, path: Path, codes: np.ndarray) -> np.ndarray:
-        """Return the symbols that an earlier process of this run wrote down, or make them and write them down.
+        """Return the symbols saved by an earlier process of this run, or compute and save them.
 
         Raises:
-            FormatError: what was written down is damaged.
+            FormatError: the saved file is damaged.
         """
         if not path.is_file():
             write_json(path, {"symbols": self._symbols(codes).tolist()})
@@ -407,7 +407,7 @@ class Tokeniser:
 
 @contextmanager
 def learning_alone(network: IdNetwork, rows: slice) -> Iterator[None]:
-    """Let none of the rows of a network's head learn but some, for a time."""
+    """Train only some rows of a network's head in this block."""
     learning = torch.zeros(len(network.head), 1, device=network.device)
     learning[rows] = 1
     handle = network.head.register_hook(lambda gradient: gradient * learning)
@@ -418,7 +418,7 @@ def learning_alone(network: IdNetwork, rows: slice) -> Iterator[None]:
 
 
 def build_genret(task: Task) -> Built:
-    """Learn identifiers, then to write them for queries."""
+    """Train GenRet: learn identifiers, then learn to write them for queries."""
     start = time.perf_counter()
     prepared = Prepared.of(task)
     documents = len(task.corpus)

@@ -1,8 +1,8 @@
-"""Identifiers of documents for generative retrievers: paths of symbols, the trie of all of them, and the search in it.
+"""Document identifiers for generative retrievers: sequences of symbols, their trie, and beam search.
 
-An identifier is a row of symbols, each a number from 0; no identifier is the beginning of another one. They come as an
-array of shape (documents, steps), padded with −1. A document's score is the sum of the log-probabilities of its
-symbols, each given those before it.
+An identifier is a sequence of symbols, which are numbers from 0; none is a prefix of another. Identifiers are an array
+of shape (documents, steps), padded with −1. A document's score is the sum of the log-probabilities of its symbols, each
+given those before it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hce.errors import InputError
 from hce.tree.kmeans import spherical_kmeans
 
 NONE = -1
-MOST_ATOMIC = 250_000  # rows of the head; with what the optimiser keeps of each, 1.5 GB at a width of 384
+MOST_ATOMIC = 250_000  # rows of the head; with the optimizer's state, 1.5 GB at a width of 384
 
 
 # ------------------------------------------------------------------------------------------------------- identifiers
 
 
 def atomic_identifiers(documents: int) -> np.ndarray:
-    """Return one symbol of its own for each document, of shape (documents, 1).
+    """Return identifiers of one symbol per document, of shape (documents, 1).
 
     Raises:
         InputError: there are more documents than `MOST_ATOMIC`.
@@ -40,15 +40,15 @@ def atomic_identifiers(documents: int) -> np.ndarray:
 
 
 def clustered_identifiers(vectors: np.ndarray, branching: int, leaf: int, *, seed: int = 0) -> np.ndarray:
-    """Cluster documents by divisive k-means: their ways down the tree, of shape (documents, steps), padded with −1.
+    """Cluster documents by divisive k-means; return their paths, (documents, steps).
 
-    Up to `leaf` documents are numbered in their order; more of them are clustered into `branching` parts, each of which
-    is treated in the same way.
+    A node of up to `leaf` documents numbers them in their order. A larger one is clustered into `branching` parts, each
+    treated in the same way. Paths are padded with −1.
 
     Args:
-        vectors: of the documents, of shape (documents, n).
-        branching: k, clusters of a node.
-        leaf: c, the most documents that are not clustered any further; at least `branching`.
+        vectors: the documents' vectors, of shape (documents, n).
+        branching: k, the number of clusters of a node.
+        leaf: c, the largest number of documents in a leaf; at least `branching`.
         seed: same seed, same identifiers.
     """
     if not 2 <= branching <= leaf:
@@ -69,7 +69,7 @@ def clustered_identifiers(vectors: np.ndarray, branching: int, leaf: int, *, see
 
 
 def padded(paths: Sequence[Sequence[int]]) -> np.ndarray:
-    """Put paths of different lengths into one array, of shape (documents, steps), padded with −1."""
+    """Pad paths with −1 to one array (documents, steps)."""
     return np.ascontiguousarray(np.array(list(zip_longest(*paths, fillvalue=NONE)), dtype=np.int64).T)
 
 
@@ -146,7 +146,7 @@ def _check(codes: np.ndarray, lengths: np.ndarray) -> None:
 
 
 def _check_ends(codes: np.ndarray, rows: np.ndarray, node: np.ndarray, ends: np.ndarray, nodes: int) -> None:
-    """Refuse an identifier that another document has too, or that another one's goes on from."""
+    """Fail on equal identifiers, and on one that is a prefix of another."""
     shared = (np.bincount(node[ends], minlength=nodes) > 0) & (np.bincount(node, minlength=nodes) > 1)
     if shared.any():
         several = rows[node == np.flatnonzero(shared)[0]][:2]
@@ -164,10 +164,10 @@ def _shown(path: Sequence[int]) -> str:
 
 
 class Best(NamedTuple):
-    """What a search found, best first.
+    """The result of a search, best first.
 
     Attributes:
-        positions: of the documents, of shape (queries, k), padded with −1.
+        positions: the documents' positions, of shape (queries, k), padded with −1.
         scores: their log-probabilities, of shape (queries, k); −∞ for padding.
     """
 
@@ -177,18 +177,18 @@ class Best(NamedTuple):
 
 @torch.inference_mode()
 def beam_search(next_scores: Callable[[Tensor], Tensor], queries: int, trie: Trie, width: int, k: int) -> Best:
-    """Find the k documents whose identifiers are most probable, among the ways that stay within the trie.
+    """Find the k documents with the most probable identifiers, by beam search in a trie.
 
-    At each depth the `width` best unfinished ways go on. Documents stand aside and compete in the end: so with a width
-    of as many as a level has nodes, the result is that of scoring every document.
+    At each depth, the `width` best unfinished prefixes continue. Finished identifiers are set aside and compared at the
+    end. So if no level has more nodes than the width, the search is exact.
 
     Args:
         next_scores: gives the log-probabilities of all symbols after prefixes of shape (queries, beams, t), of shape
             (queries, beams, symbols); t is 0 at first.
         queries: how many there are.
         trie: the identifiers.
-        width: of the beam.
-        k: documents of each query; all where there are fewer.
+        width: the width of the beam.
+        k: the number of documents per query; all if there are fewer.
     """
     k = min(k, len(trie))
     device = trie.levels[0].symbol.device
@@ -222,7 +222,7 @@ def beam_search(next_scores: Callable[[Tensor], Tensor], queries: int, trie: Tri
 
 
 def _ranked(positions: np.ndarray, scores: np.ndarray, k: int) -> Best:
-    """Take the k best of each row, equal ones in the order of the corpus."""
+    """Return the k best of each row; ties in the order of the corpus."""
     positions = np.where(np.isneginf(scores), NONE, positions)
     order = np.lexsort((positions, -scores), axis=1)[:, :k]
     return Best(np.take_along_axis(positions, order, axis=1), np.take_along_axis(scores, order, axis=1))

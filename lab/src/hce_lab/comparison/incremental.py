@@ -1,27 +1,26 @@
-"""Adding documents to atomic DSI: by a row each (IncDSI), and by training on (after DSI++).
+"""Adding documents to atomic DSI: by one new row each (IncDSI), or by continual training (after DSI++).
 
-**IncDSI** (Kishore et al., ICML 2023) gives each new document a row, and nothing else moves. The head has no bias, so a
-document is its row v, and a query its state q. Each document is also known by z, the mean state of the texts that stand
-for it. A new document's row has to win for its own texts q, and to lose for those of every other document i, each by a
+**IncDSI** (Kishore et al., ICML 2023) adds a row for each new document, and changes nothing else. The head has no bias,
+so a document is its row v, and a query its state q. Queries of a document are imitated by texts, and z is their mean
+state. A new document's row has to win for its own texts q, and to lose for those of every other document i, each by a
 margin:
 
     q·v ≥ max_j q·w_j + γ        z_i·v ≤ z_i·w_i − γ
 
-Both are put into one sum of squared hinges, which L-BFGS brings down. Few of the constraints ever bind: they are taken
-up as they are violated, so that a document takes milliseconds. The authors begin with a row at random, have a margin
-for each kind of constraint, weigh the two kinds, and add the square of the row's length; all four numbers are tuned
-for a collection. Here the row begins as the shortest one that wins for the mean of its texts, the kinds weigh alike,
-and the one margin is small, which keeps rows short too.
+L-BFGS minimizes the sum of squared hinges of both. Few constraints ever bind, so they are added only once they are
+violated, and a document takes milliseconds. The authors start from a random row, have a margin for each kind of
+constraint, weight the two kinds, and penalize the row's squared length; they tune all four numbers for each collection.
+Here the row starts as the shortest one that wins for the mean of its texts, both kinds have the same weight, and the
+only margin is small, which also keeps rows short.
 
-**Continual training**, after DSI++ (Mehta et al., EMNLP 2023): new documents get rows that start at random, and
-training goes on. Half of each batch are texts of new documents, the other half texts of those that were there,
-replayed so that they are not forgotten. DSI++ replays queries that a model writes for them (generative memory); here
-these are their own beginnings and spans, and the labeled queries that name them. Of DSI++'s other half,
-sharpness-aware minimisation, nothing is here.
+**Continual training**, after DSI++ (Mehta et al., EMNLP 2023): new documents get rows that start at the mean row plus
+noise, and training continues. Half of each batch are texts of new documents, the other half texts of old ones, replayed
+against forgetting. DSI++ replays queries that a model writes (generative memory). Here they are replaced by beginnings,
+titles and spans of documents, and by their labeled queries. DSI++'s other half, sharpness-aware minimization, is left
+out.
 
-`hce compare` shows what both are worth: a tenth of the documents, drawn at random, take no part in training, and are
-added afterwards, with the labeled queries that name them. A query that names old documents too is learned from as
-theirs before.
+`hce compare` measures both: a random tenth of the documents takes no part in training, and is added afterwards, with
+its labeled queries. A query with old and new answers is a training query of the old ones.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ from hce_lab.comparison.identifiers import atomic_identifiers
 from hce_lab.comparison.task import Built, Task, hits_of, queries_by_document
 
 MARGIN = 0.1  # γ, in units of a logit; with more, new rows grow long and win for queries of old documents too
-ROUNDS = 10  # of taking up violated constraints
+ROUNDS = 10  # rounds of adding violated constraints
 FIRST_CONSTRAINTS = 256
-SPANS = 4  # of a document, beside its beginning, that stand for its queries
-STARTS = 32  # words and marks of its beginning
-REPLAYED = 0.5  # of a batch
-LEAST_STEPS = 100  # for an addition, however small
-ADDED_SHARE = 0.1  # of the documents, in a comparison
+SPANS = 4  # spans of a document that imitate its queries, besides its beginning
+STARTS = 32  # words and marks in a beginning
+REPLAYED = 0.5  # share of a batch with texts of old documents
+LEAST_STEPS = 100  # training steps for an addition of any size
+ADDED_SHARE = 0.1  # share of the documents that a comparison adds later
 
 QueriesByDocument = Mapping[str, Sequence[str]]
 """Known queries of documents, by their ids."""
@@ -69,7 +68,7 @@ QueriesByDocument = Mapping[str, Sequence[str]]
 def standing_for(
     documents: Iterable[Document], recipe: Recipe, queries: QueriesByDocument | None = None
 ) -> list[list[str]]:
-    """Return what stands for the queries of each document: texts of its own, the same each time, and known queries."""
+    """Return texts that imitate queries of each document, and its known queries."""
     return [[*_texts_of(each, recipe), *(queries or {}).get(each.id, ())] for each in documents]
 
 
@@ -84,7 +83,7 @@ def _texts_of(document: Document, recipe: Recipe) -> list[str]:
 
 @torch.inference_mode()
 def states_of(network: IdNetwork, texts: Sequence[str]) -> np.ndarray:
-    """Read texts to the state that chooses their document, of shape (texts, n); each is read once."""
+    """Read texts to the states (texts, n) that choose documents; read equal texts once."""
     network.eval()
     at_once = 16 * QUERIES_AT_ONCE
     row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
@@ -97,10 +96,10 @@ def states_of(network: IdNetwork, texts: Sequence[str]) -> np.ndarray:
 
 
 def refuse_known(documents: Sequence[Document], ids: Sequence[str]) -> None:
-    """Refuse documents that are there already.
+    """Fail on documents that were added before.
 
     Raises:
-        InputError: one of them is.
+        InputError: one of them was.
     """
     there = {each.id for each in documents}.intersection(ids)
     if there:
@@ -114,9 +113,9 @@ def new_row(own: np.ndarray, rows: np.ndarray, known: np.ndarray, margin: float 
     """Find the row of a new document, of shape (n,).
 
     Args:
-        own: states of the texts that stand for the new document, of shape (q, n).
-        rows: w, of the documents that are there, of shape (N, n).
-        known: z, the mean state of the texts of each of them, of shape (N, n).
+        own: states of the new document's texts, of shape (q, n).
+        rows: w, the rows of the earlier documents, of shape (N, n).
+        known: z, the mean state of the texts of each earlier document, of shape (N, n).
         margin: γ.
     """
     own, rows, known = (np.asarray(each, dtype=np.float64) for each in (own, rows, known))
@@ -137,7 +136,7 @@ def new_row(own: np.ndarray, rows: np.ndarray, known: np.ndarray, margin: float 
 def _hinges(
     row: np.ndarray, own: np.ndarray, floor: np.ndarray, known: np.ndarray, ceiling: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Return the sum of the squared violations (of the document's own texts, their mean), and its gradient."""
+    """Return the squared violations, own ones averaged, others summed; and the gradient."""
     low = np.maximum(floor - own @ row, 0.0)
     high = np.maximum(known @ row - ceiling, 0.0)
     value = float(low @ low / len(own) + high @ high)
@@ -146,13 +145,13 @@ def _hinges(
 
 @dataclass
 class GrowingSearcher:
-    """Atomic DSI whose documents can be added to: a query's state, and the row of each document.
+    """Atomic DSI that accepts new documents: a query's state scored by documents' rows.
 
     Attributes:
-        network: what reads queries to states.
+        network: reads queries to states.
         recipe: span lengths and seed.
-        ids: of the documents.
-        rows: of the documents, of shape (N, n).
+        ids: the ids of the documents.
+        rows: the rows of the documents, of shape (N, n).
         known: the mean state of each document's texts, of shape (N, n).
     """
 
@@ -163,16 +162,16 @@ class GrowingSearcher:
     known: np.ndarray
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k documents whose rows have the largest inner products with each query's state, best first."""
+        """Find the k documents with the largest inner products for each query, best first."""
         found = nearest(states_of(self.network, queries), self.rows, k)
         return [hits_of(self.ids, *row) for row in zip(*found, strict=True)]
 
     def add(self, documents: Sequence[Document], queries: QueriesByDocument | None = None) -> None:
-        """Add documents one after another; each is a constraint for those after it.
+        """Add documents one by one; each is a constraint for later ones.
 
         Args:
-            documents: new ones.
-            queries: what is asked for, by a document's id, where that is known.
+            documents: the new documents.
+            queries: the known queries of documents, by id.
         """
         refuse_known(documents, self.ids)
         if not documents:
@@ -180,18 +179,18 @@ class GrowingSearcher:
         texts = standing_for(documents, self.recipe, queries)
         states = states_of(self.network, [*chain(*texts)])
         shape = (len(self.ids) + len(documents), self.rows.shape[1])
-        rows, known = np.empty(shape), np.empty(shape)  # of float64, so that no addition has to convert them
+        rows, known = np.empty(shape), np.empty(shape)  # float64, so that no addition has to convert them
         rows[: len(self.ids)], known[: len(self.ids)] = self.rows, self.known
         parts = np.split(states, np.cumsum([len(each) for each in texts])[:-1])
         for there, own in enumerate(parts, start=len(self.ids)):
-            rows[there] = new_row(own, rows[:there], known[:there]).astype(np.float32)  # as it is searched
+            rows[there] = new_row(own, rows[:there], known[:there]).astype(np.float32)  # rounded as for a search
             known[there] = own.mean(axis=0)
         self.rows, self.known = rows.astype(np.float32), known.astype(np.float32)
         self.ids += [each.id for each in documents]
 
 
 def train_incdsi(task: Task) -> tuple[GrowingSearcher, Built]:
-    """Train atomic DSI on all documents of a task, ready to be added to."""
+    """Train atomic DSI on a task; return a searcher that accepts new documents."""
     network, texts, built = atomic_network(task)
     start = time.perf_counter()
     states = states_of(network, [*chain(*texts)])
@@ -207,10 +206,10 @@ def train_incdsi(task: Task) -> tuple[GrowingSearcher, Built]:
 
 @dataclass(frozen=True)
 class ReplayStream:
-    """Texts of new documents, and of those that were there.
+    """Texts of new documents, and replayed texts of old ones.
 
     Attributes:
-        texts: of all documents, by position.
+        texts: the texts of all documents, by position.
         new: the position of the first new one.
         recipe: batch and seed.
     """
@@ -232,13 +231,13 @@ class ReplayStream:
 
 @dataclass
 class ContinualSearcher:
-    """Atomic DSI that is trained on whenever documents are added.
+    """Atomic DSI whose training continues with each addition of documents.
 
     Attributes:
-        network: of the documents that are there.
-        recipe: epochs, batch and seed of the training that goes on.
-        ids: of the documents.
-        texts: what stands for the queries of each document.
+        network: the network, with a row for each document.
+        recipe: epochs, batch and seed of continued training.
+        ids: the ids of the documents.
+        texts: the texts that imitate queries of each document.
         rate: the learning rate of all training, see `fit`.
     """
 
@@ -250,15 +249,15 @@ class ContinualSearcher:
     progress: bool = False
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k most probable documents of each query, best first."""
+        """Find the k most probable documents for each query, best first."""
         return searcher_of(self.network, self.ids, atomic_identifiers(len(self.ids))).search(queries, k)
 
     def add(self, documents: Sequence[Document], queries: QueriesByDocument | None = None) -> None:
-        """Add documents, by as many epochs over them as the recipe has.
+        """Add documents by the recipe's epochs over them, `LEAST_STEPS` steps at least.
 
         Args:
-            documents: new ones.
-            queries: what is asked for, by a document's id, where that is known.
+            documents: the new documents.
+            queries: the known queries of documents, by id.
         """
         refuse_known(documents, self.ids)
         if not documents:
@@ -281,7 +280,7 @@ class ContinualSearcher:
 
 
 def extend_head(network: IdNetwork, count: int, seed: int) -> None:
-    """Give an atomic network rows for more documents: the mean row, and something at random."""
+    """Add rows for new documents to an atomic network: the mean row plus noise."""
     rows = network.head.detach()
     generator = torch.Generator().manual_seed(seed + len(rows))
     noise = torch.randn(count, rows.shape[1], generator=generator).to(rows) * rows.std()
@@ -290,7 +289,7 @@ def extend_head(network: IdNetwork, count: int, seed: int) -> None:
 
 
 def train_continual(task: Task) -> tuple[ContinualSearcher, Built]:
-    """Train atomic DSI on all documents of a task, ready to be trained on."""
+    """Train atomic DSI on a task; return a searcher whose training can continue."""
     network, texts, built = atomic_network(task)
     return ContinualSearcher(network, task.recipe, list(task.corpus.ids), texts, task.rate, task.progress), built
 
@@ -299,7 +298,7 @@ def train_continual(task: Task) -> tuple[ContinualSearcher, Built]:
 
 
 def atomic_network(task: Task) -> tuple[IdNetwork, list[list[str]], Built]:
-    """Train atomic DSI; return its network, what stands for each document's queries, and the system."""
+    """Train atomic DSI; return its network, each document's texts, and the system."""
     built = build_dsi_atomic(task)
     if not isinstance(built.searcher, GenerativeSearcher):
         raise TypeError("atomic DSI is searched by beams")
@@ -308,7 +307,7 @@ def atomic_network(task: Task) -> tuple[IdNetwork, list[list[str]], Built]:
 
 
 class Split(NamedTuple):
-    """A task of some documents, those that are to be added, and the queries that name these."""
+    """A task without some documents, these documents, and their labeled queries."""
 
     task: Task
     new: list[Document]
@@ -316,7 +315,7 @@ class Split(NamedTuple):
 
 
 def split_off(task: Task) -> Split:
-    """Take a tenth of the documents out of a task, at random, and every judgment that names one of them."""
+    """Remove a random tenth of a task's documents, with their judgments."""
     rng = np.random.default_rng([task.recipe.seed, 5])
     chosen = set(rng.choice(len(task.corpus), max(1, round(ADDED_SHARE * len(task.corpus))), replace=False).tolist())
     new = [task.corpus[position] for position in sorted(chosen)]
@@ -336,14 +335,14 @@ def build_incdsi(task: Task) -> Built:
 
 
 def build_continual(task: Task) -> Built:
-    """Train without a tenth of the documents, then add those by training on."""
+    """Train without a tenth of the documents, then add it by continued training."""
     built = _added_later(task, train_continual)
     return built._replace(training_seconds=built.training_seconds + built.indexing_seconds, indexing_seconds=0.0)
 
 
 def _added_later(task: Task, train: Callable[[Task], tuple[GrowingSearcher | ContinualSearcher, Built]]) -> Built:
-    """Train without a tenth of the documents, then add those; adding, and getting ready for it, is indexing."""
-    atomic_identifiers(len(task.corpus))  # refuses too many before the training, not after it
+    """Train without a tenth of the documents, then add it; that counts as indexing."""
+    atomic_identifiers(len(task.corpus))  # fails on too many documents before training
     split = split_off(task)
     searcher, built = train(split.task)
     start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""sentence-transformers' own trainer: what a user of that library does with labeled pairs.
+"""sentence-transformers' own trainer, as a user of that library trains on labeled pairs.
 
-MultipleNegativesRankingLoss, batches without duplicates, a linear schedule with warm-up, the last weights. The pairs,
-rate, batch size, number of epochs and precision are those of the task's recipe.
+It uses MultipleNegativesRankingLoss, batches without duplicates, a linear schedule with warm-up, and the last weights.
+Pairs, learning rate, batch size, number of epochs and precision come from the task's recipe.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hce_lab.comparison.task import Built, Task, searched_by_vectors
 if TYPE_CHECKING:
     from datasets import Dataset
 
-MARGIN = 0.05  # a mined negative scores at least so much less than the answer, as the library's guide has it
+MARGIN = 0.05  # a mined negative scores at least this much below the answer, as in the library's guide
 
 
 def build_mnrl(task: Task) -> Built:
-    """Train with the other documents of the batch as negatives."""
+    """Train with in-batch negatives."""
     return _build(task, is_mined=False)
 
 
 def build_mnrl_mined(task: Task) -> Built:
-    """Train with a mined hard negative for each pair too."""
+    """Train with in-batch negatives and a mined hard negative for each pair."""
     return _build(task, is_mined=True)
 
 
@@ -45,7 +45,7 @@ def _build(task: Task, *, is_mined: bool) -> Built:
 
 
 def pairs_to_train(task: Task) -> Dataset:
-    """List the labeled pairs in the columns that the library trains on."""
+    """Put the labeled pairs into the columns that the library expects."""
     from datasets import Dataset
 
     labels, _ = task.labeled
@@ -56,7 +56,7 @@ def pairs_to_train(task: Task) -> Dataset:
 
 
 def with_mined_negatives(pairs: Dataset, encoder: Encoder, task: Task) -> Dataset:
-    """Add a hard negative to each pair, by the encoder as given, in the library's own way."""
+    """Mine a hard negative for each pair with the library and the untrained encoder."""
     corpus = [_cut(text, task.recipe.window) for text in task.corpus.texts()]
     options: dict[str, Any] = {"num_negatives": 1, "relative_margin": MARGIN, "output_format": "triplet"}
     return mine_hard_negatives(pairs, encoder.model, corpus=corpus, verbose=False, **options)

@@ -1,23 +1,23 @@
-"""NCI (Wang et al., NeurIPS 2022): DSI with ids of finer clusters and a decoder that knows where in the tree it is.
+"""NCI (Wang et al., NeurIPS 2022): DSI with finer clusters and a decoder that knows its place in the tree.
 
-What it changes in hierarchical DSI, whose two tasks it shares:
+It shares the two tasks of hierarchical DSI, and changes:
 
 - divisive k-means with k = 30 and leaves of up to 30 documents;
-- position-aware tokens: the same number is another symbol at each step;
-- the prefix-aware weight-adaptive decoder: a small decoder over the symbols so far gives A_i, and the next symbol is
-  scored by the rows of W_i = A_i + W, which so differ from node to node;
-- a consistency loss: each example is read and written twice under other dropout, to states z and z′ of every step, and
-  each is to know the other among all states of the step in the batch, with weight α = 0.15:
+- position-aware tokens: a number means another symbol at each step;
+- the prefix-aware weight-adaptive decoder: a small decoder computes A_i from the symbols so far, and the rows of
+  W_i = A_i + W score the next symbol, so they differ from node to node;
+- a consistency loss: each example passes twice through the network with different dropout, giving states z and z′ at
+  every step. Each has to identify the other among all states of that step in the batch, with weight α = 0.15:
 
       L_reg = −log exp(z · z′ / n) / Σ_{z* ≠ z} exp(z · z* / n)
 
 A search follows 100 beams.
 
-A_i + W without the query and inner products divided by the width n are those of the authors' program; their paper
-writes a product of the small decoder's output and W. Here the small decoder has one layer, a quarter as wide (theirs:
-four, as wide), its dropout is drawn once for each way in a batch, symbols that are read and the head have weights of
-their own, clusters are by angle, and a longer id gets no bonus in the beam. In place of ten spans of 64 words, the
-documents' pseudo-queries are those of every other system.
+As in the authors' program, A_i does not depend on the query, and inner products are divided by the width n; their
+paper multiplies the small decoder's output by W. Differences here: The small decoder has one layer of a quarter of the
+width (theirs: four of full width). Its dropout is drawn once per distinct prefix in a batch. Input symbols and head do
+not share weights, k-means is spherical, and longer ids get no bonus in the beam. The pseudo-queries are those of every
+other system, instead of ten spans of 64 words.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hce_lab.comparison.task import Built, Task
 BRANCHING, LEAF = 30, 30
 CONSISTENCY = 0.15
 PREFIX_LAYERS = 1
-NARROWER = 4  # the small decoder than the other
+NARROWER = 4  # times: the small decoder, compared with the other
 
 
 class PrefixAwareNetwork(IdNetwork):
@@ -51,11 +51,11 @@ class PrefixAwareNetwork(IdNetwork):
         self.prefix_layers = nn.ModuleList(DecoderLayer(narrow, reads=False) for _ in range(PREFIX_LAYERS))
         self.prefix_norm = nn.LayerNorm(narrow)
         self.adaptation = nn.Linear(narrow, alphabet.size * self.width, bias=False)
-        nn.init.normal_(self.adaptation.weight, std=0.1 / self.width)  # A_i is small at first beside W
+        nn.init.normal_(self.adaptation.weight, std=0.1 / self.width)  # A_i is small at first, compared with W
         self.to(self.device)
 
     def adapted(self, prefixes: Tensor) -> Tensor:
-        """Return A_i for prefixes of shape (P, i), of shape (P, size, n)."""
+        """Compute A_i, (P, size, n), for prefixes (P, i)."""
         start = self.prefix_start.expand(len(prefixes), 1, -1)
         x = torch.cat([start, self.prefix_symbols(self.alphabet.row_of(prefixes))], dim=1)[:, None]  # (P, 1, i + 1, m)
         for layer in self.prefix_layers:
@@ -63,9 +63,9 @@ class PrefixAwareNetwork(IdNetwork):
         return self.adaptation(self.prefix_norm(x[:, 0, -1])).view(-1, self.alphabet.size, self.width)
 
     def logits(self, states: Tensor, step: int, prefixes: Tensor) -> Tensor:
-        """See `IdNetwork.logits`: by the rows of W + A_i."""
+        """See `IdNetwork.logits`; score by the rows of W + A_i."""
         flat = prefixes.reshape(states.shape[:-1].numel(), step)
-        known, which = flat[:1], flat.new_zeros(len(flat))  # before the first symbol, all are alike
+        known, which = flat[:1], flat.new_zeros(len(flat))  # before the first symbol, all are equal
         if step:
             known, which = torch.unique(flat, dim=0, return_inverse=True)
         adapted = self.adapted(known)[which]  # (P, size, n)
@@ -73,7 +73,7 @@ class PrefixAwareNetwork(IdNetwork):
         return super().logits(states, step, prefixes) + extra.view(*states.shape[:-1], -1)
 
     def training_losses(self, texts: Sequence[str], codes: Tensor) -> Tensor:
-        """See `IdNetwork.training_losses`: −log p and L_reg, the means of two readings."""
+        """See `IdNetwork.training_losses`; average −log p and L_reg over two passes."""
         twice = codes.repeat(2, 1)
         states = self.step_states(self.read([*texts, *texts]), twice)
         losses = sequence_losses(self.step_logits(states, twice), twice) + CONSISTENCY * consistency(states, twice)
@@ -81,11 +81,11 @@ class PrefixAwareNetwork(IdNetwork):
 
 
 def consistency(states: Tensor, codes: Tensor) -> Tensor:
-    """Add up L_reg over the steps of each reading, of shape (2·B,).
+    """Sum L_reg over the steps of each pass, of shape (2·B,).
 
     Args:
-        states: of the first readings, then of the second ones, of shape (2·B, steps, n).
-        codes: their symbols, of shape (2·B, steps); steps of padding do not count.
+        states: those of the first passes, then of the second ones, of shape (2·B, steps, n).
+        codes: their symbols, of shape (2·B, steps); padding is ignored.
     """
     total = precise(states).new_zeros(len(codes))
     for step in range(codes.shape[1]):
@@ -99,5 +99,5 @@ def consistency(states: Tensor, codes: Tensor) -> Tensor:
 
 
 def build_nci(task: Task) -> Built:
-    """Train NCI; the task's generated queries, where there are any, are learned from along with the rest."""
+    """Train NCI, also on generated queries if the task has some."""
     return trained_on_clusters(task, "nci", BRANCHING, LEAF, PrefixAwareNetwork, by_step=True)

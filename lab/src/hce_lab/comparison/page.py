@@ -14,7 +14,7 @@ from hce_lab.comparison.table import Comparison, ComparisonTable, Row, header, n
 
 
 def page(table: ComparisonTable) -> str:
-    """Write the page; whatever comes from the user's files is escaped."""
+    """Return the page as HTML; text from the user's files is escaped."""
     comparison, rows, _ = table
     parts = [
         definitions(comparison.about),
@@ -36,7 +36,7 @@ def page(table: ComparisonTable) -> str:
 
 
 def _quality(comparison: Comparison, rows: Sequence[Row]) -> dict[str, list[Bar]]:
-    """Return a bar for each system, in a panel for each measure."""
+    """Return a panel for each measure, with a bar for each system."""
     return {
         measure: [
             Bar(
@@ -52,7 +52,7 @@ def _quality(comparison: Comparison, rows: Sequence[Row]) -> dict[str, list[Bar]
 
 
 def _costs(comparison: Comparison, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the first measure against what training took, where something was trained, and searching."""
+    """Yield plots of the first measure against training time, if any, and search time."""
     measure = comparison.measures[0]
     costs = {
         "training, seconds": [row.training_seconds for row in rows],
@@ -68,14 +68,14 @@ def _costs(comparison: Comparison, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def differences(comparison: Comparison, one: str, other: str) -> str:
-    """Draw query by query how much better one system does than another, sorted."""
+    """Draw the sorted differences between two systems, query by query."""
     measure = comparison.measures[0]
     first, second = comparison.per_query(one, measure), comparison.per_query(other, measure)
     return difference_bars(((first[query] - second[query], query) for query in first), f"Δ {measure}")
 
 
 def _differences(comparison: Comparison) -> Iterator[str]:
-    """Yield a picture for each pair that differs in the tree alone, and for each of ours beside the best rival."""
+    """Yield a picture for each pair with and without tree, and for HCE against a rival."""
     pairs = dict.fromkeys(comparison.pairs)
     if comparison.best_rival is not None:
         pairs |= dict.fromkeys((name, comparison.best_rival) for name in comparison.systems if name in comparison.ours)

@@ -1,16 +1,16 @@
-"""PEFA (Chang et al., WSDM 2024): labeled queries used without training, through their nearest neighbours.
+"""PEFA (Chang et al., WSDM 2024): labeled queries used without training, as nearest neighbors.
 
-With unit vectors q of a query, p of a document, and x_j of the query of a labeled pair, Y_jp = 1 where it answers x_j:
+Let q, p and x_j be the unit vectors of a query, a document and a labeled query, and Y_jp = 1 if p answers x_j:
 
     score(q, p) = λ·(q·p) + (1 − λ)·Σ_{j ∈ N} (q·x_j)·Y_jp
 
-- **XL** takes the k labeled queries nearest to q for N, and divides the sum by k: a second index, of the queries.
-- **XS** takes the labeled queries of p for N. The sum is then an inner product with one vector, so they are added up
-  once, to unit length, and the index is as small as before: p' = λ·p + (1 − λ)·unit(Σ_j Y_jp·x_j).
+- **XL**: N has the k labeled queries nearest to q, and the sum is divided by k. It needs a second index, of queries.
+- **XS**: N has the labeled queries of p. The sum is then an inner product with one vector, which is computed once and
+  scaled to unit length, so the index does not grow: p' = λ·p + (1 − λ)·unit(Σ_j Y_jp·x_j).
 
-As in the authors' code, a document's own text counts among the queries that it answers; without that, a document
-nobody asked for yet would only lose. The authors set λ for each collection, and k too (16 and 64), and add queries that
-a docT5query wrote; here dev queries choose λ, k is 16, and the labeled queries are all there are.
+As in the authors' code, a document's own text counts as one of its queries; otherwise a document without labels would
+only lose. The authors set λ and k (16 and 64) for each collection, and add queries written by docT5query. Here dev
+queries choose λ, k is 16, and only labeled queries are used.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ METRIC = "nDCG@10"
 
 @dataclass(frozen=True)
 class NeighbourSearcher:
-    """PEFA-XL: documents scored by their vectors and by what the nearest known queries were answered with.
+    """PEFA-XL: documents scored by their vectors and by the answers of known queries.
 
     Attributes:
-        encoder: encodes the queries that are asked.
+        encoder: encodes the queries.
         ids: of the documents.
         documents: vectors of the documents, of shape (N, n).
         queries: vectors x_j of the known queries, of shape (J, n).
@@ -56,7 +56,7 @@ class NeighbourSearcher:
     mix: float
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k best documents of each query, best first, equal ones in order."""
+        """Find the k best documents for each query, best first; ties in order."""
         asked = self.encoder.encode(queries, "query")
         found: list[list[Scored]] = []
         for rows, products in score_blocks(asked, self.documents):
@@ -64,7 +64,7 @@ class NeighbourSearcher:
         return found
 
     def mixed(self, asked: np.ndarray, products: np.ndarray) -> np.ndarray:
-        """Turn inner products of query vectors (Q, n) with all documents, of shape (Q, N), into scores, in place."""
+        """Turn the inner products of queries and documents (Q, N) into scores, in place."""
         products *= self.mix
         neighbours, similarities = nearest(asked, self.queries, NEIGHBOURS)
         weight = (1 - self.mix) / neighbours.shape[1]
@@ -75,7 +75,7 @@ class NeighbourSearcher:
 
 
 def averaged(documents: np.ndarray, queries: np.ndarray, answers: Sequence[np.ndarray], mix: float) -> np.ndarray:
-    """Mix each document's vector with the mean direction of its own and its queries', of shape (N, n): PEFA-XS."""
+    """Mix document vectors (N, n) with the mean of their queries and themselves (XS)."""
     sums = documents.astype(np.float64)
     for vector, positions in zip(queries, answers, strict=True):
         sums[positions] += vector
@@ -84,7 +84,7 @@ def averaged(documents: np.ndarray, queries: np.ndarray, answers: Sequence[np.nd
 
 
 class _Known(NamedTuple):
-    """The start encoder, its vectors of documents and labeled queries, and what those queries were answered with."""
+    """The untrained encoder, its vectors of documents and queries, and their answers."""
 
     encoder: Encoder
     documents: np.ndarray
@@ -94,7 +94,7 @@ class _Known(NamedTuple):
 
 
 def build_pefa_xs(task: Task) -> Built:
-    """Make one index, of documents moved towards their queries."""
+    """Build one index, of documents moved toward their queries."""
     known = _known(task)
 
     def with_mix(mix: float) -> Searcher:
@@ -105,7 +105,7 @@ def build_pefa_xs(task: Task) -> Built:
 
 
 def build_pefa_xl(task: Task) -> Built:
-    """Make two indexes, of documents and of queries; the documents' own texts are among the queries."""
+    """Build indexes of documents and of queries, which include the documents' texts."""
     known = _known(task)
     queries = np.concatenate([known.queries, known.documents])
     answers = [*known.answers, *np.arange(len(known.documents))[:, None]]
@@ -126,7 +126,7 @@ def _known(task: Task) -> _Known:
 
 
 def _chosen(task: Task, known: _Known, with_mix: Callable[[float], Searcher], index_bytes: int) -> Built:
-    """Choose the λ that is best on dev; that search is all the training there is."""
+    """Choose the λ that is best on dev; this is the only training."""
     dev = task.labeled[1]
     start = time.perf_counter()
     on_dev = {mix: evaluate(with_mix(mix), *dev, [METRIC]).means[METRIC] for mix in LAMBDAS}

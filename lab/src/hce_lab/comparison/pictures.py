@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from hce.pages.page import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, Axis, frame, svg, tick_below
 
-LETTER = 6.2  # the width of one, about
+LETTER = 6.2  # approximate width of a letter
 
 
 class Bar(NamedTuple):
-    """A bar of a length, with an interval around its end."""
+    """A bar with an interval around its end."""
 
     name: str
     value: float
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 def bar_panels(panels: Mapping[str, Sequence[Bar]]) -> str:
-    """Draw for each title bars with their intervals, all panels from 0 to the largest value of any."""
+    """Draw a panel of bars for each title, all on one scale from 0."""
     most = max((bar.high for bars in panels.values() for bar in bars), default=0) or 1
     parts = []
     for title, bars in panels.items():
@@ -42,7 +42,7 @@ def bar_panels(panels: Mapping[str, Sequence[Bar]]) -> str:
 
 
 def point_panel(points: Sequence[Point], x_label: str, y_label: str) -> str:
-    """Draw named points; x has equal steps for equal factors, and what took nothing stands at the left."""
+    """Draw named points on a logarithmic x axis; zeros are at its left end."""
     placed = _LogAxis.of([point.x for point in points])
     heights = Axis.linear([point.y for point in points])
     taken: list[tuple[float, float, float, float]] = []
@@ -63,7 +63,7 @@ def point_panel(points: Sequence[Point], x_label: str, y_label: str) -> str:
 
 
 class _LogAxis(NamedTuple):
-    """An axis with equal steps for equal factors; values up to 0 stand at its left."""
+    """A logarithmic axis; values of 0 or less are at its left end."""
 
     axis: Axis
 
@@ -93,7 +93,7 @@ def _bar(bar: Bar, most: float) -> str:
 
 
 def _room(x: float, y: float, width: float, taken: list[tuple[float, float, float, float]]) -> tuple[float, float, str]:
-    """Find a place for a name beside a point where no other name stands, and take it."""
+    """Reserve a free place for a name next to a point."""
     places = [(x + 8, y + 4, "start"), (x - 8, y + 4, "end"), (x, y - 9, "middle"), (x, y + 16, "middle")]
     for shift in (14, -14, 28, -28, 42, -42, 56, -56, 70, -70):
         places += [(x + 8, y + 4 + shift, "start"), (x - 8, y + 4 + shift, "end")]

@@ -2,27 +2,27 @@ r"""SEAL (Bevilacqua et al. 2022): n-grams of the corpus as identifiers of docum
 
 Michele Bevilacqua, Giuseppe Ottaviano, Patrick Lewis, Wen-tau Yih, Sebastian Riedel and Fabio Petroni, "Autoregressive
 Search Engines: Generating Substrings as Document Identifiers", NeurIPS 2022. A language model reads the query and
-writes n-grams, by beam search; a suffix array of the corpus lets it write nothing that no document has. With K the
-n-grams that were written, those of every length on the way included, and F(n) how often n is in the corpus:
+writes n-grams by beam search; a suffix array restricts them to n-grams of the corpus. K are the n-grams written, with
+their prefixes, and F(n) is the number of occurrences of n in the corpus:
 
     P(n)    = F(n) / Σ_d |d|                                                               (corpus, unconditional)
     w(n, q) = max(0, log P(n|q) (1 − P(n)) / (P(n) (1 − P(n|q))))                          (LM+FM scoring)
     W(d, q) = Σ_{n ∈ K(d)} w(n, q)^α · cover(n, K(d))                                      (LM+FM intersective scoring)
     cover(n, K(d)) = 1 − β + β · |set(n) \ C(n, K(d))| / |set(n)|
 
-K(d) ⊆ K has the n-grams of document d with an occurrence in d that overlaps no occurrence of another one of K(d) that
-weighs more, and C(n, K(d)) the tokens of those of K(d) that weigh more than n. α = 2, β = 0.8, 15 beams and n-grams of
-10 tokens at most are the authors'. As in their program, the query's own n-grams (up to 3 words, where the corpus has
-them) are scored by the language model and belong to K too. P(n) is not smoothed, and all documents are scored, not the
-best 1,500 by rare n-grams alone. Nothing here is of what else their program does: the score of a document's single
-tokens, which it adds by default, twice as many candidates of each step as there are beams, words of the query in both
-cases and without their marks (here they are as they stand between spaces, beginnings of words among them), and titles,
-which it writes by themselves. An occurrence that overlaps one that weighs more is passed over here whether or not that
-one counts itself; in their program, only if it counts.
+K(d) ⊆ K has the n-grams of document d that have an occurrence without overlap with a heavier n-gram of K(d). C(n, K(d))
+has the tokens of all heavier n-grams of K(d). As in the paper, α = 2, β = 0.8, with 15 beams and at most 10 tokens per
+n-gram. As in the authors' program, K also has the query's own n-grams (up to 3 words, if in the corpus), scored by the
+language model. P(n) is not smoothed. All documents are scored, not only the best 1,500 by rare n-grams.
 
-The authors train BART on pairs of a query and n-grams of its document. This language model is not trained: a causal one
-is shown three queries with their passages, and a seq2seq one is given the query. So it stands for what a language model
-knows already, not for what SEAL learns from labels; a model that was trained so can be named in place of the bundled.
+The authors' program has further parts, which are left out: the score of a document's single tokens (a default), twice
+as many candidates per step as beams, query words in both cases and without punctuation (here they are taken as they
+occur between spaces, with beginnings of words), and a separate generation of titles. Here, an occurrence that overlaps
+a heavier one is always skipped; in their program, only if the heavier one counts.
+
+The authors train BART on pairs of a query and n-grams of its document. The language model here is not trained. A causal
+one gets a prompt of three queries with their passages; a seq2seq one gets the query. So this measures what a language
+model knows already, not what SEAL learns from labels. A model trained for SEAL can be named instead.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from hce_lab.generation.generator import EXAMPLES, Generator
 
 ALPHA, BETA = 2.0, 0.8
 BEAMS, LENGTH = 15, 10
-QUERY_WORDS = 3  # of the query's own n-grams
+QUERY_WORDS = 3  # longest of the query's own n-grams
 MAX_QUERY_TOKENS = 128
-QUERY_FRAME = 16  # at most, what a prompt has around the query
-MAX_TOKENS = 100_000_000  # of a corpus; building the suffix array takes up to 52 bytes a token, searching 9
+QUERY_FRAME = 16  # tokens of a prompt around the query, at most
+MAX_TOKENS = 100_000_000  # of a corpus; building the suffix array takes up to 52 bytes per token, searching 9
 DOCUMENTS_AT_ONCE = 1000
-CERTAIN = -1e-9  # the logarithm of what counts as probability 1, whose odds would be infinite
+CERTAIN = -1e-9  # highest log probability; the odds of probability 1 would be infinite
 SHOWN = "".join(f"Query: {query}\nPassage: {passage}\n\n" for passage, query in EXAMPLES)
 
 Ngram = tuple[int, ...]
@@ -66,7 +66,7 @@ Ngram = tuple[int, ...]
 
 
 class SuffixRange(NamedTuple):
-    """The rows of a suffix array whose suffixes begin with one and the same n-gram of `length` tokens."""
+    """The rows of a suffix array that begin with an n-gram of `length` tokens."""
 
     low: int
     high: int
@@ -74,7 +74,7 @@ class SuffixRange(NamedTuple):
 
     @property
     def occurrences(self) -> int:
-        """How often the n-gram is in the corpus."""
+        """The number of the n-gram's occurrences in the corpus."""
         return self.high - self.low
 
 
@@ -83,10 +83,10 @@ class Substrings:
     """Every n-gram of a corpus: the tokens of its documents and their suffix array.
 
     Attributes:
-        tokens: of all documents, one after the other, a separator after each.
-        suffixes: where each suffix of `tokens` begins, in the order of the suffixes.
-        ends: where each document's separator is in `tokens`.
-        separator: a number larger than every token; no n-gram has it, so none goes from one document to the next.
+        tokens: the tokens of all documents in order, with a separator after each.
+        suffixes: the start of each suffix of `tokens`, in sorted order.
+        ends: the position of each document's separator in `tokens`.
+        separator: a number larger than every token; no n-gram has it, so none spans two documents.
     """
 
     tokens: np.ndarray
@@ -96,11 +96,11 @@ class Substrings:
 
     @classmethod
     def of(cls, documents: Iterable[Sequence[int]], separator: int) -> Substrings:
-        """Sort all suffixes of documents that are given as tokens.
+        """Build the suffix array of documents, given as tokens.
 
         Raises:
             InputError: there are more than `MAX_TOKENS` tokens.
-            MissingPackageError: what sorts them is not installed.
+            MissingPackageError: the package that builds it is not installed.
         """
         parts: list[np.ndarray] = []
         size = 0
@@ -118,21 +118,21 @@ class Substrings:
 
     @property
     def size(self) -> int:
-        """How many tokens there are, separators left out."""
+        """The number of tokens, without separators."""
         return len(self.tokens) - len(self.ends)
 
     @property
     def everything(self) -> SuffixRange:
-        """The span of the empty n-gram; suffixes that begin with a separator come last and are left out."""
+        """The span of the empty n-gram; suffixes from a separator are last, and excluded."""
         return SuffixRange(0, self.size, 0)
 
     @property
     def nbytes(self) -> int:
-        """The size of the index."""
+        """The size of the index in bytes."""
         return int(self.tokens.nbytes + self.suffixes.nbytes + self.ends.nbytes)
 
     def longer(self, span: SuffixRange, token: int) -> SuffixRange:
-        """Return the span of an n-gram with one more token, which is empty if the corpus does not have it."""
+        """Return the span of an n-gram with one more token; empty if not in the corpus."""
 
         def at(row: int) -> int:
             return int(self.tokens[self.suffixes[row] + span.length])
@@ -142,7 +142,7 @@ class Substrings:
         return SuffixRange(span.low + low, span.low + high, span.length + 1)
 
     def find(self, ngram: Ngram) -> SuffixRange:
-        """Return the span of an n-gram, which is empty if the corpus does not have it."""
+        """Return the span of an n-gram; empty if not in the corpus."""
         span = self.everything
         for token in ngram:
             span = self.longer(span, token)
@@ -163,7 +163,7 @@ class Substrings:
         return tokens[tokens != self.separator]
 
     def places(self, span: SuffixRange) -> np.ndarray:
-        """Return where in `tokens` the tokens of each occurrence are, of shape (occurrences, length)."""
+        """Return the positions in `tokens` of each occurrence, (occurrences, length)."""
         starts = self.suffixes[span.low : span.high].astype(np.int64)
         return starts[:, None] + np.arange(span.length)
 
@@ -184,16 +184,16 @@ def _suffix_array(tokens: np.ndarray) -> np.ndarray:
 
 
 class Draft:
-    """What a language model has written for a query so far: several n-grams side by side, one a row."""
+    """The n-grams that a language model has written for a query so far, one per row."""
 
     def __init__(self, model: Any, cache: Any, encoded: tuple[Tensor, Tensor] | None = None) -> None:
         self.model = model
         self.cache = cache
-        self.encoded = encoded  # the encoder's states of the query and their mask, of a seq2seq model
+        self.encoded = encoded  # in a seq2seq model, the encoder's states of the query, and their mask
         self.tokens_name = "input_ids" if encoded is None else "decoder_input_ids"
 
     def go_on(self, parents: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
-        """Write one token after each of some rows, which become the rows; return log P of each next token."""
+        """Append a token to each chosen row, and keep these; return log P of next tokens."""
         device = self.model.device
         self.cache.reorder_cache(torch.tensor(parents, device=device))
         given = self._given(len(parents)) | {self.tokens_name: torch.tensor(tokens, device=device)[:, None]}
@@ -209,7 +209,7 @@ class Draft:
 
 
 class Author:
-    """A language model that is asked for n-grams.
+    """A language model that writes n-grams.
 
     Attributes:
         generator: the model and its tokenizer.
@@ -221,17 +221,17 @@ class Author:
 
     @property
     def separator(self) -> int:
-        """A number larger than that of every token."""
+        """A number larger than every token's."""
         return int(self.generator.model.get_input_embeddings().num_embeddings)
 
     def tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts as they are in the middle of a sentence, white space made equal."""
+        """Tokenize texts as within a sentence, with normalized white space."""
         spaced = [" " + " ".join(text.split()) for text in texts]
         found: list[list[int]] = self.generator.tokenizer(spaced, add_special_tokens=False, verbose=False)["input_ids"]
         return found
 
     def begin(self, query: str) -> tuple[Draft, np.ndarray]:
-        """Read a query; return an empty draft, and log P of each first token."""
+        """Read a query; return an empty draft, and log P of first tokens."""
         tokenizer, model = self.generator.tokenizer, self.generator.model
         ids = tokenizer(query, add_special_tokens=False, truncation=True, max_length=MAX_QUERY_TOKENS)["input_ids"]
         query = tokenizer.decode(ids, skip_special_tokens=True)
@@ -254,7 +254,7 @@ class Author:
         return Draft(model, read.past_key_values, (states, mask)), _log_probabilities(read.logits)
 
     def _read(self, text: str) -> Any:
-        """Return the cache of a causal model that has read a text, which every prompt begins with.
+        """Return a causal model's cache after the text that every prompt begins with.
 
         Raises:
             InputError: the model cannot go on from what it has read, or cannot read that much.
@@ -277,7 +277,7 @@ def _log_probabilities(logits: Tensor) -> np.ndarray:
 
 
 class _Row(NamedTuple):
-    """An n-gram in the making: log P(n|q), where it is in the corpus, and what must follow if that is settled."""
+    """An unfinished n-gram: log P(n|q), its span, and the tokens that must follow, if any."""
 
     ngram: Ngram
     score: float
@@ -288,18 +288,18 @@ class _Row(NamedTuple):
 def write_ngrams(
     author: Author, substrings: Substrings, query: str, *, beams: int = BEAMS, length: int = LENGTH
 ) -> dict[Ngram, float]:
-    """Have n-grams of the corpus written for a query, and return them with log P(n|q).
+    """Generate n-grams of the corpus for a query; return them with log P(n|q).
 
     Args:
         author: the language model.
-        substrings: what it may write.
-        query: what it reads first.
-        beams: how many n-grams it goes on with at each step.
-        length: of the longest n-gram.
+        substrings: the n-grams that it may write.
+        query: the query.
+        beams: the width of the beam.
+        length: the length of the longest n-gram.
 
     Returns:
-        The n-grams of 1 to `length` tokens that were among the best `beams` of their length, and the query's own; of
-        a query without words, none.
+        The best `beams` n-grams of each length from 1 to `length`, and the query's own; none for a query without
+        words.
     """
     if not query.split():
         return {}
@@ -307,7 +307,7 @@ def write_ngrams(
     rows = [_Row((), 0.0, substrings.everything, None)]
     rows += [_Row((), 0.0, substrings.everything, ngram[:length]) for ngram in query_ngrams(author, query)]
     likely = np.repeat(likely, len(rows), axis=0)
-    drafted: Sequence[int] = [0] * len(rows)  # the row of the draft that each row goes on from: at first there is one
+    drafted: Sequence[int] = [0] * len(rows)  # the draft's row that each row continues; at first there is one
     found: dict[Ngram, float] = {}
     for step in range(length):
         grown = [*_best(rows, likely, substrings, beams), *_settled(rows, likely, substrings)]
@@ -320,14 +320,14 @@ def write_ngrams(
 
 
 def query_ngrams(author: Author, query: str) -> Iterator[Ngram]:
-    """Yield the tokens of each three words of a query that follow each other, fewer at its end."""
+    """Yield the tokens of each three consecutive words of a query, fewer at its end."""
     words = query.split()
     for start in range(len(words)):
         yield tuple(author.tokens_of([" ".join(words[start : start + QUERY_WORDS])])[0])
 
 
 def _best(rows: Sequence[_Row], likely: np.ndarray, substrings: Substrings, beams: int) -> Iterator[tuple[int, _Row]]:
-    """Yield the likeliest n-grams that are one token longer than those that are free to go on, and their parents."""
+    """Yield the likeliest extensions of unconstrained n-grams, with their parents."""
     free = [number for number, row in enumerate(rows) if row.rest is None]
     choices = [substrings.next_tokens(rows[number].span) for number in free]
     tokens = np.concatenate([*choices, np.empty(0, dtype=np.int32)]).astype(np.int64)
@@ -340,7 +340,7 @@ def _best(rows: Sequence[_Row], likely: np.ndarray, substrings: Substrings, beam
 
 
 def _settled(rows: Sequence[_Row], likely: np.ndarray, substrings: Substrings) -> Iterator[tuple[int, _Row]]:
-    """Yield what becomes of the n-grams of the query, as far as the corpus has them."""
+    """Yield the extensions of the query's n-grams that are in the corpus."""
     for number, row in enumerate(rows):
         if not row.rest:
             continue
@@ -355,7 +355,7 @@ def _settled(rows: Sequence[_Row], likely: np.ndarray, substrings: Substrings) -
 
 
 def weight(log_probability: float, count: int, size: int) -> float:
-    """Return w(n, q): how much likelier an n-gram is by the language model than by its count, in log odds, if it is.
+    """Return w(n, q): the gain in log odds of an n-gram by the model over its count, or 0.
 
     >>> round(weight(math.log(0.5), 1, 5), 6) == round(math.log(4), 6)  # odds of 1 and of 1/4
     True
@@ -363,7 +363,7 @@ def weight(log_probability: float, count: int, size: int) -> float:
     Args:
         log_probability: log P(n|q).
         count: F(n).
-        size: how many tokens the corpus has.
+        size: the number of tokens in the corpus.
     """
     return max(0.0, _log_odds(log_probability) - _log_odds(math.log(count / size)))
 
@@ -376,17 +376,17 @@ def _log_odds(log_probability: float) -> float:
 def document_scores(
     substrings: Substrings, weights: Mapping[Ngram, float], *, alpha: float = ALPHA, beta: float = BETA
 ) -> np.ndarray:
-    """Return W(d, q) of every document; of n-grams that weigh the same, the smaller one goes first.
+    """Compute W(d, q) of every document; order n-grams of equal weight by their tokens.
 
     Args:
         substrings: the corpus.
-        weights: w(n, q) of each n-gram that was written.
+        weights: w(n, q) of each n-gram written.
         alpha: the exponent of weights.
-        beta: how much of a weight is lost where heavier n-grams have the tokens already.
+        beta: the share of a weight that an n-gram loses if heavier n-grams have all its tokens.
     """
     scores = np.zeros(len(substrings.ends))
     covered = np.zeros(len(substrings.tokens), dtype=bool)
-    holders_of: dict[int, np.ndarray] = {}  # by token, the documents with an n-gram that has it
+    holders_of: dict[int, np.ndarray] = {}  # by token: the documents with an n-gram that has it
     nobody = np.empty(0, dtype=np.int64)
     for ngram, value in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
         if value <= 0:
@@ -408,13 +408,13 @@ def document_scores(
 
 @dataclass(frozen=True)
 class SEALSearcher:
-    """A language model that writes n-grams, and the documents that have them.
+    """A searcher by the n-grams that a language model writes.
 
     Attributes:
         author: the language model.
-        ids: of the documents.
+        ids: the ids of the documents.
         substrings: their n-grams.
-        progress: show a bar: a query takes a second or more on a processor.
+        progress: show a bar, as a query takes a second or more on a CPU.
     """
 
     author: Author
@@ -424,7 +424,7 @@ class SEALSearcher:
 
     @classmethod
     def index(cls, author: Author, corpus: Corpus, *, progress: bool = False) -> SEALSearcher:
-        """Tokenise a corpus as the language model does, and sort its suffixes.
+        """Tokenize a corpus as the language model does, and build its suffix array.
 
         Raises:
             InputError: the corpus is too large.
@@ -433,7 +433,7 @@ class SEALSearcher:
         return cls(author, corpus.ids, Substrings.of(documents, author.separator), progress)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k best documents with an n-gram that was written for each query, best first, equal ones in order."""
+        """Find the k best documents with written n-grams for each query; ties in order."""
         found = []
         with progress_bar("writing n-grams", len(queries), "queries", show=self.progress) as advance:
             for query in queries:
@@ -459,7 +459,7 @@ def _tokenised(author: Author, corpus: Corpus, *, progress: bool) -> Iterator[li
 
 
 def build_seal(task: Task) -> Built:
-    """Index every n-gram of the corpus; the language model is taken as it is."""
+    """Index every n-gram of the corpus, for the untrained language model."""
     author = Author(Generator.load(task.language_model))
     start = time.perf_counter()
     searcher = SEALSearcher.index(author, task.corpus, progress=task.progress)

@@ -1,13 +1,13 @@
 """Every system that `hce compare` knows, by name.
 
-Most are our own trainer with other settings: HCE, as `hce train` does it, what is left of it without a part, and the
-plain rivals. HCE and what is left of it differ in one field of the recipe each, and in which queries they may see. The
-rivals train the encoder alone, as their authors do; pairs, batches, learning rate, steps and the choice of weights on
-dev are the same. So a difference in the result is one of method.
+Most use our own trainer with other settings: HCE as in `hce train`, HCE without one part (ablations), and the plain
+rivals. Each ablation differs from HCE in one field of the recipe, or in the queries that it may see. The rivals train
+the encoder alone, as their authors do. Pairs, batches, learning rate, steps and the selection of weights on dev are the
+same. So the results differ only by method.
 
-To add a system, write a module beside this one with a function from `Task` to `Built` (whatever answers
-`search(queries, k)`, and what it cost), and give it a line here. A generative retriever is no different: its searcher
-writes identifiers of documents in place of comparing vectors, its index is its weights, its budget `Task.recipe`.
+To add a system, write a module next to this one with a function from `Task` to `Built`, which has a searcher with
+`search(queries, k)` and the costs. Then add a line here. For a generative retriever, the searcher writes identifiers of
+documents, the index is its weights, and the budget is `Task.recipe`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from hce_lab.comparison.tsdae import build_tsdae
 
 
 def build_untrained(task: Task) -> Built:
-    """Take the encoder as given, by cosines, or by inner products where its model says so (Contriever)."""
+    """Use the untrained encoder by cosines, or by inner products if its model says so."""
     encoder = task.load_encoder()
     if encoder.table is not None or len(encoder.parts) > 1 or encoder.model.similarity_fn_name != "dot":
         return searched_by_vectors(encoder, task.corpus)
@@ -58,10 +58,10 @@ def build_untrained(task: Task) -> Built:
 
 @dataclass(frozen=True)
 class InnerProductSearcher(DenseSearcher):
-    """A `DenseSearcher` of vectors as long as a model makes them.
+    """A `DenseSearcher` of vectors that are not normalized.
 
     Attributes:
-        model: without the Normalize that `encoder` has.
+        model: the model of `encoder`, without its Normalize module.
     """
 
     model: SentenceTransformer
@@ -76,19 +76,19 @@ class InnerProductSearcher(DenseSearcher):
 
 
 def build_untrained_by_cosines(task: Task) -> Built:
-    """Take the encoder as given, by cosines as an index does."""
+    """Use the untrained encoder by cosines, as an index does."""
     return searched_by_vectors(task.load_encoder(), task.corpus)
 
 
 def build_indexed(task: Task) -> Built:
-    """Load the encoder as `hce index` does without training, which fits the bundled table to the corpus."""
+    """Load the encoder as `hce index` does, which fits the bundled table to the corpus."""
     start = time.perf_counter()
     encoder = Encoder.for_corpus(task.encoder, task.corpus)
     return searched_by_vectors(encoder, task.corpus, time.perf_counter() - start)
 
 
 def build_fitted(task: Task) -> Built:
-    """Weight and whiten a static encoder's table by the corpus's own token counts; see `hce.encoding.tables`."""
+    """Fit a static encoder's table to the corpus; see `hce.encoding.tables`."""
     encoder = task.load_encoder()
     start = time.perf_counter()
     fitted = encoder.fitted_to(task.corpus)
@@ -98,14 +98,14 @@ def build_fitted(task: Task) -> Built:
 def trained(
     *, ours: bool = False, labels: bool = True, generated: bool = False, **settings: Any
 ) -> Callable[[Task], Built]:
-    """Return what builds a system by `hce.train`.
+    """Return a function that builds a system by `hce.train`.
 
     Args:
-        ours: whether it trains what `hce train` trains unless told otherwise, companions included; a rival trains the
-            encoder alone.
-        labels: whether the system may see labeled queries, to train on or to choose by.
+        ours: whether it uses the recipe of `hce train`, with companions by default; a rival trains the encoder
+            alone.
+        labels: whether the system may see labeled train and dev queries.
         generated: whether it trains on generated queries too.
-        settings: fields of the recipe that make it what it is.
+        settings: the fields of the recipe that define it.
     """
 
     def build(task: Task) -> Built:
@@ -129,11 +129,11 @@ def trained(
 
 
 def with_words(build: Callable[[Task], Built], *, served: bool = False) -> Callable[[Task], Built]:
-    """Return what builds a dense system and adds words to it.
+    """Return a function that builds a dense system and adds words to it.
 
     Args:
         build: builds the dense system.
-        served: search as an index does, with tokens and calibrated shares; else words count what `FIXED` says.
+        served: search as an index does, with tokens and calibrated shares; else with the shares of `FIXED`.
     """
 
     def build_both(task: Task) -> Built:
@@ -156,7 +156,7 @@ def with_words(build: Callable[[Task], Built], *, served: bool = False) -> Calla
 
 
 def built_once(build: Callable[[Task], Built]) -> Callable[[Task], Built]:
-    """Return what builds a system once for each recipe of a comparison, so that two systems share one training."""
+    """Return a function that builds once per recipe, so that systems share a training."""
 
     def build_or_recall(task: Task) -> Built:
         key = (build, str((task.defaults or task.recipe).as_dict()))
@@ -255,7 +255,7 @@ SYSTEMS: dict[str, System] = {
     "hce+qg": System("hce with generated queries", trained(ours=True, generated=True), "generated", ours=True),
 }
 
-# What is compared unless the user says otherwise: everything that differs in kind and can be run on this task.
+# The systems compared by default: one of each kind, if it can be run on this task.
 DEFAULT = (
     "bm25",
     "bm25+qg",
@@ -279,15 +279,15 @@ WITHOUT_TREE = {"hce": "no-tree", "hce-hybrid": "no-tree-hybrid", "hce+qg": "no-
 
 
 def choose(names: list[str], task: Task, *, is_static: bool) -> list[str]:
-    """Return the systems to compare; beside HCE, the same training without the tree is always among them.
+    """Return the systems to compare; HCE always brings the same training without the tree.
 
     Args:
-        names: as the user gave them; none means all of `DEFAULT` that can be run.
-        task: what there is to work with.
-        is_static: the encoder's, see `Encoder.table`.
+        names: the names that the user gave; if empty, all of `DEFAULT` that can be run.
+        task: the input of the systems.
+        is_static: whether the encoder is static, see `Encoder.table`.
 
     Raises:
-        InputError: an unknown name, or a system that lacks something it needs.
+        InputError: a name is unknown, or the task lacks what a system needs.
     """
     if not names:
         names = [name for name in DEFAULT if not SYSTEMS[name].lacks(task, is_static=is_static)]

@@ -1,7 +1,7 @@
 """Comparison: what several systems scored on the same queries, as one table with significance.
 
-Each system is tested against the best rival, the best of those that train without the tree, query by query and with
-Holm's correction over all systems of the table. Knows results, and nothing of how they came about.
+Each system is tested against the best rival, which is the best system that trains without the tree. The tests are
+paired by query, with Holm's correction over all systems of the table. This module uses only results.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from hce.evaluation.significance import Paired, compare_paired, compare_several
 
 ALPHA = 0.05
 BETTER, WORSE, REFERENCE = "▲", "▼", "◆"
-COSTS = ("training_seconds", "indexing_seconds", "search_ms", "index_bytes")  # of a result, and of a row
+COSTS = ("training_seconds", "indexing_seconds", "search_ms", "index_bytes")  # fields of `Result` and of `Row`
 
 
 @dataclass(frozen=True)
 class Result:
-    """One system with one seed, measured; for what is not told here, see `hce_lab.comparison.task.Built`.
+    """The measures of one system with one seed; `hce_lab.comparison.task.Built` explains the rest.
 
     Attributes:
         system: the system's name.
         seed: the seed of its training.
         per_query: each measure's value for each query.
-        search_ms: milliseconds a query, asked all at once.
+        search_ms: milliseconds per query, when all are searched in one call.
     """
 
     system: str
@@ -40,14 +40,14 @@ class Result:
 
 
 class Score(NamedTuple):
-    """A system's mean over seeds and queries, and how far its seeds' means lie apart (standard deviation)."""
+    """A system's mean over seeds and queries, and the standard deviation over seeds."""
 
     mean: float
     spread: float
 
     @classmethod
     def of(cls, means: Sequence[float]) -> Score:
-        """Take the means of all seeds together."""
+        """Compute the score from the means of the seeds."""
         return cls(fmean(means), stdev(means) if len(means) > 1 else 0.0)
 
     def __str__(self) -> str:
@@ -56,16 +56,16 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One system of the table, its seeds taken together; `COSTS` are means over them.
+    """One system of the table; `COSTS` are means over its seeds.
 
     Attributes:
         system: the system's name.
-        about: what the system is, in a line.
-        scores: by measure.
+        about: the system in one line.
+        scores: the score by each measure.
         is_reference: whether this is the best rival, which the others are tested against.
-        versus: by measure, how the system compares with the best rival; p is corrected for the number of systems.
-        facts: of the first seed.
-        fallbacks: for how many seeds training was thrown away, in words; empty for none.
+        versus: the test against the best rival by each measure; p has Holm's correction.
+        facts: the facts of the first seed.
+        fallbacks: the number of seeds whose training was discarded, in words; empty for none.
     """
 
     system: str
@@ -82,11 +82,11 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The system's name, and whether it is what it started from."""
+        """The system's name, and for how many seeds its training was discarded."""
         return f"{self.system} ({self.fallbacks})" if self.fallbacks else self.system
 
     def mark(self, measure: str) -> str:
-        """Mark the best rival, and what is better or worse than it where that is no chance."""
+        """Return the mark of the best rival, or of a significant difference to it."""
         if self.is_reference:
             return REFERENCE
         if measure not in self.versus or self.versus[measure].p_holm >= ALPHA:
@@ -94,12 +94,12 @@ class Row:
         return BETTER if self.versus[measure].difference > 0 else WORSE
 
     def score(self, measure: str) -> str:
-        """Write the score by a measure with its mark."""
+        """Return the score by a measure as text, with its mark."""
         return f"{self.scores[measure]} {self.mark(measure)}".rstrip()
 
 
 class Effect(NamedTuple):
-    """What the tree adds: a system that trains with it, the same without it, and how they compare by a measure."""
+    """The effect of the tree: the test of a system with it against the same without it."""
 
     with_tree: str
     without: str
@@ -112,12 +112,12 @@ class Comparison:
     """Everything that was measured, in the order of the table.
 
     Attributes:
-        about: the collection, the encoder and the budget, in words.
-        measures: the first one decides which rival is the best.
-        systems: what each system of the table is, by name.
+        about: collection, encoder and budget, in words.
+        measures: the names of the measures; the first one determines the best rival.
+        systems: a description of each system, by name.
         ours: the systems that train with the tree.
-        results: of every system and seed.
-        pairs: the systems that differ in the tree alone, with and without it.
+        results: the results of every system and seed.
+        pairs: systems that differ only in the tree: the one with it, the one without it.
     """
 
     about: dict[str, str]
@@ -128,11 +128,11 @@ class Comparison:
     pairs: tuple[tuple[str, str], ...] = ()
 
     def results_of(self, system: str) -> list[Result]:
-        """Return the results of a system, one a seed."""
+        """Return the results of a system, one per seed."""
         return [result for result in self.results if result.system == system]
 
     def per_query(self, system: str, measure: str) -> dict[str, float]:
-        """Return what a system scored for each query, the mean over seeds."""
+        """Return a system's score for each query, as the mean over seeds."""
         found = [result.per_query[measure] for result in self.results_of(system)]
         return {query_id: fmean(values[query_id] for values in found) for query_id in found[0]}
 
@@ -141,7 +141,7 @@ class Comparison:
         return Score.of([fmean(result.per_query[measure].values()) for result in self.results_of(system)])
 
     def fallbacks(self, system: str) -> str:
-        """Say for how many seeds a system is not what training made but what it started from; empty for none."""
+        """Describe for how many seeds training was discarded; empty for none."""
         trained = [result.facts.get("trained", True) for result in self.results_of(system)]
         if all(trained):
             return ""
@@ -149,7 +149,7 @@ class Comparison:
 
     @property
     def best_rival(self) -> str | None:
-        """The best system without the tree, by the first measure; None where there is none, or nothing besides."""
+        """The best system without the tree, by the first measure; None without a comparison."""
         rivals = [name for name in self.systems if name not in self.ours]
         if not rivals or len(self.systems) < 2:
             return None
@@ -157,12 +157,12 @@ class Comparison:
 
 
 class ComparisonTable(NamedTuple):
-    """A comparison with everything that takes time to compute.
+    """A comparison with its tests, which take time to compute.
 
     Attributes:
         comparison: what was measured.
         rows: one for each system.
-        effects: what the tree adds, for each pair of systems that differ in it alone, by each measure.
+        effects: the effect of the tree, for each of the pairs and measures.
     """
 
     comparison: Comparison
@@ -171,7 +171,7 @@ class ComparisonTable(NamedTuple):
 
 
 def table(comparison: Comparison) -> ComparisonTable:
-    """Test every system against the best rival, and the tree against its absence."""
+    """Test every system against the best rival, and each pair with and without tree."""
     scored = comparison.per_query
     effects = [
         Effect(one, other, measure, compare_paired(scored(one, measure), scored(other, measure)))
@@ -190,7 +190,7 @@ def _rows(comparison: Comparison) -> list[Row]:
 
 
 def _versus_rival(comparison: Comparison, measure: str) -> dict[str, Paired]:
-    """Compare every other system with the best rival; where there is no rival, nothing."""
+    """Test every other system against the best rival; nothing without a rival."""
     rival = comparison.best_rival
     if rival is None:
         return {}
@@ -214,12 +214,12 @@ def _row(comparison: Comparison, name: str, versus: dict[str, Paired]) -> Row:
 
 
 def header(measures: Sequence[str]) -> list[str]:
-    """Name the columns of `table_cells`."""
+    """Return the column names for `table_cells`."""
     return ["system", *measures, "training", "indexing", "search", "index"]
 
 
 def table_cells(row: Row, measures: Sequence[str]) -> list[str]:
-    """Write a row as text."""
+    """Return the cells of a row as text."""
     return [
         row.name,
         *(row.score(measure) for measure in measures),
@@ -231,7 +231,7 @@ def table_cells(row: Row, measures: Sequence[str]) -> list[str]:
 
 
 def notes(table: ComparisonTable) -> list[str]:
-    """Write what stands below the table: what the marks mean, and what the tree adds."""
+    """Return the notes below the table: the marks, and the effect of the tree."""
     lines = []
     rival = table.comparison.best_rival
     if rival is not None:
@@ -256,7 +256,7 @@ def notes(table: ComparisonTable) -> list[str]:
 
 
 def as_markdown(table: ComparisonTable) -> str:
-    """Write the table and its notes as Markdown."""
+    """Return the table and its notes as Markdown."""
     comparison = table.comparison
     columns = header(comparison.measures)
     rows = [columns, ["---", *["---:"] * (len(columns) - 1)]]
@@ -268,7 +268,7 @@ def as_markdown(table: ComparisonTable) -> str:
 
 
 def as_json(table: ComparisonTable) -> dict[str, Any]:
-    """Return the table, its notes and how it came about, for other programs."""
+    """Return the table and its background for JSON."""
     comparison = table.comparison
     return {
         "about": comparison.about,

@@ -1,10 +1,9 @@
-"""TAS-B (Hofstätter et al. 2021): batches whose queries are about the same topic, so that they are hard for each other.
+"""TAS-B (Hofstätter et al. 2021): batches of queries about one topic, so that in-batch negatives are hard.
 
-Queries are clustered once, by the vectors of the encoder that training starts from. Topics are then put one after
-another, each turn in another order, and cut into batches: a batch is of one topic, or of the end of one and the
-beginning of the next. The authors draw a topic and fill a batch from it; so put, each pair comes once a turn. This is
-the paper's topic-aware sampling. Its other half, balanced margins and two teachers to distil from, needs a
-cross-encoder and is left out.
+Queries are clustered once, by their vectors before training. Each turn puts the topics in another order, and cuts the
+sequence into batches: a batch has one topic, or the end of one and the beginning of the next. So each pair comes once
+per turn; the authors draw a topic for each batch instead. This is the paper's topic-aware sampling. Its other half,
+balanced margins and distillation from two teachers, needs a cross-encoder and is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from hce_lab.comparison.task import Built, Task, trained_system
 
 
 class TopicBatches:
-    """Labeled pairs in batches of one topic, or of few; each pair comes once a turn.
+    """Labeled pairs in batches of one or a few topics; each pair comes once per turn.
 
     Args:
         pairs: the pairs.
@@ -40,7 +39,7 @@ class TopicBatches:
         return len(self.pairs)
 
     def batches(self, turn: int, size: int, first: int = 0) -> Iterator[Batch]:
-        """See `PairSource`: topics one after another, in an order of the turn's own, cut where a batch is full."""
+        """See `PairSource`; yield the topics in the turn's own order, cut into batches."""
         rng = np.random.default_rng([self.seed, turn])
         place_of_topic = rng.permutation(self.topics.max() + 1)
         order = np.lexsort((rng.random(len(self)), place_of_topic[self.topics]))
@@ -50,7 +49,7 @@ class TopicBatches:
 
 
 def by_topic(pairs: LabeledPairs, encoder: Encoder, batch_size: int, seed: int) -> TopicBatches:
-    """Cluster the queries into as many topics as there are batches."""
+    """Cluster the queries into as many topics as batches."""
     vectors = encoder.encode(pairs.texts, "query")
     count = min(len(vectors), batch_count(len(pairs), batch_size))
     return TopicBatches(pairs, spherical_kmeans(vectors, count, seed=seed).assignment, seed=seed)

@@ -1,7 +1,7 @@
-"""What a system of a comparison is: a name, what it needs, and a function from a task to something that searches.
+"""Systems of a comparison: a name, requirements, and a function from a task to a searcher.
 
-A task holds what all systems are given alike: the corpus, whatever labels there are, the encoder to start from, the
-budget and the seed. The time it took to get ready is reported with the searcher.
+A task is the same input for all systems: corpus, labels if any, the encoder to start from, budget and seed. The times
+of training and indexing are reported with the searcher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hce.training.recipe import Recipe
 from hce.training.train import start_encoder
 from hce_lab.generation.generator import BUNDLED
 
-MODEL = "model"  # where below its folder a system leaves the model that it trained
+MODEL = "model"  # the folder of a trained model, within `Task.folder`
 
 Need = Literal["labels", "generated", "static", "transformer"]
 
@@ -40,22 +40,22 @@ LACKS: dict[Need, str] = {
 
 @dataclass(frozen=True)
 class Task:
-    """What every system is given.
+    """The input of every system.
 
     Attributes:
         corpus: the documents.
         encoder: the spec of the encoder to start from; each system loads its own, because training changes it.
-        recipe: budget and seed of the encoder that a rival trains.
+        recipe: the recipe of rivals.
         pairs: labeled queries to train on.
-        dev: labeled queries to choose by; none of them is among `pairs`.
+        dev: labeled queries for model selection; none of them is among `pairs`.
         generated: generated queries.
-        folder: where a training run keeps its state until it is done; None keeps none.
+        folder: the folder of training checkpoints, deleted at the end; None writes none.
         progress: show bars.
-        language_model: the spec of what writes n-grams, see `hce_lab.generation.generator.Generator.load`.
-        defaults: what `hce train` does with the same settings and seed, companions included; ours train by it. None
-            is the same as `recipe`.
-        built: what was built before by `built_once`, by what it depends on.
-        rate: the learning rate of generative retrievers; None is the usual one, see `generative_training`.
+        language_model: the model that writes n-grams, see `hce_lab.generation.generator.Generator.load`.
+        defaults: the recipe of HCE: that of `hce train` with the same settings and seed, companions included. None
+            means `recipe`.
+        built: the systems that `built_once` has built, by their key.
+        rate: the learning rate of generative retrievers; None is the default, see `generative_training`.
     """
 
     corpus: Corpus
@@ -72,22 +72,22 @@ class Task:
     rate: float | None = None
 
     def load_encoder(self) -> Encoder:
-        """Load the encoder as it was given, untouched by other systems."""
+        """Load the untrained encoder, unchanged by other systems."""
         return Encoder.load(self.encoder)
 
     def start_encoder(self, devset: DevSet) -> Encoder:
-        """Load F0 as `hce.train` would have it: a static table fitted to the corpus where that is better on dev."""
+        """Load F0 as `hce.train` does: a static table is fitted if that is better on dev."""
         given = self.load_encoder()
         return start_encoder(self.corpus, given, devset, devset.measure(given), self.recipe)
 
     def with_settings(self, **settings: Any) -> Task:
-        """Return the same task with some settings replaced, of rivals and ours."""
+        """Return the task with some settings replaced, for rivals and HCE."""
         defaults = self.defaults and replace(self.defaults, **settings)
         return replace(self, recipe=replace(self.recipe, **settings), defaults=defaults)
 
     @property
     def labeled(self) -> tuple[Labels, Labels]:
-        """The labeled queries to train on and those to choose by, for systems that cannot do without."""
+        """The labeled train and dev queries, for systems that need them."""
         if self.pairs is None or self.dev is None:
             raise InputError(f"this system needs {LACKS['labels']}")
         return self.pairs, self.dev
@@ -97,11 +97,11 @@ class Built(NamedTuple):
     """A system that is ready to search.
 
     Attributes:
-        searcher: what answers queries.
-        training_seconds: what it took to train.
-        indexing_seconds: what it took to encode or index all documents.
-        index_bytes: the size of what is searched.
-        facts: what else is worth telling, such as the λ that was chosen.
+        searcher: answers queries.
+        training_seconds: the time of training.
+        indexing_seconds: the time to encode or index all documents.
+        index_bytes: the size of the index.
+        facts: further facts to report, such as the chosen λ.
     """
 
     searcher: Searcher
@@ -116,12 +116,12 @@ class System:
     """One entry of a comparison.
 
     Attributes:
-        about: what the system is, in a line.
-        build: gets the system ready for a task.
-        needs: what it cannot do without.
+        about: the system in one line.
+        build: builds the system for a task.
+        needs: its requirement, if any.
         seeded: whether another seed gives another system.
         ours: whether it trains with the tree; all others are rivals.
-        written: whether it has the task's language model write.
+        written: whether it uses the task's language model.
     """
 
     about: str
@@ -132,7 +132,7 @@ class System:
     written: bool = False
 
     def lacks(self, task: Task, *, is_static: bool) -> str | None:
-        """Say in words what the system needs and the task does not have."""
+        """Describe what the system needs and the task lacks; None if nothing."""
         there: dict[Need, bool] = {
             "labels": task.pairs is not None,
             "generated": task.generated is not None,
@@ -143,7 +143,7 @@ class System:
 
 
 def hits_of(ids: Sequence[str], positions: np.ndarray, scores: np.ndarray) -> list[Scored]:
-    """List the documents at some positions with their scores, both of shape (k,); a position of −1 is no document."""
+    """List documents by positions (k,) with their scores (k,); skip positions of −1."""
     pairs = zip(positions.tolist(), scores.tolist(), strict=True)
     return [Scored(ids[position], score) for position, score in pairs if position >= 0]
 
@@ -160,7 +160,7 @@ def best_first(scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def best_hits(ids: Sequence[str], scores: np.ndarray, k: int, *, above: float = -np.inf) -> list[Scored]:
-    """List the k documents with the highest scores of shape (N,) above a bound, best first, equal ones in order."""
+    """List the k documents with the highest scores (N,) above a bound; ties in order."""
     best = best_first(scores, k)
     best = best[scores[best] > above]
     return hits_of(ids, best, scores[best])
@@ -182,14 +182,14 @@ def searched_by_vectors(
     training_seconds: float = 0.0,
     facts: Mapping[str, Any] | None = None,
 ) -> Built:
-    """Build a system that is nothing but an encoder: its documents' vectors, searched exactly."""
+    """Build a system of an encoder alone, by exact search of the documents' vectors."""
     start = time.perf_counter()
     found = DenseSearcher.of(encoder, corpus)
     return Built(found, training_seconds, time.perf_counter() - start, found.vectors.nbytes, facts or {})
 
 
 def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:
-    """Build the system that `hce.train` gave, with what training did."""
+    """Build a system from the result of `hce.train`, with facts of the training."""
     facts = {
         "mode": result.recipe.mode,
         "metric": result.metric,
@@ -201,9 +201,9 @@ def trained_encoder(result: TrainResult, corpus: Corpus) -> Built:
 
 
 def trained_system(trained: TrainResult, corpus: Corpus, facts: Mapping[str, Any]) -> Built:
-    """Build a system that is a trained encoder, with these facts and how it was trained.
+    """Build a system from a trained encoder, with these facts and its training history.
 
-    The seconds are those of the epochs, clustering and measuring included: those of a run that was continued add up.
+    The training time is the sum over epochs, with clustering and evaluation, also over resumed runs.
     """
     how = {
         "epochs": len(trained.history) - 1,

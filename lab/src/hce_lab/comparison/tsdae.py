@@ -1,10 +1,10 @@
 """TSDAE (Wang, Reimers and Gurevych 2021), through sentence-transformers' own `DenoisingAutoEncoderLoss`.
 
-Three words in five of a document are deleted, the rest is encoded to one vector, and a decoder, which shares its
-weights with the encoder, must write the document again from that vector alone. The decoder is thrown away. Steps, batch
-and learning rate are those of all trained systems; and as for all of them, dev chooses how much of the trained weights
-to use, by queries of documents that are held out. The authors pool by the first token; here the encoder keeps the
-pooling that it was made for, and its unit length, and the decoder sees that vector.
+Three of every five words of a document are deleted, and the rest is encoded to one vector. A decoder, which shares its
+weights with the encoder, must write the document from that vector. The decoder is dropped afterwards. Steps, batch size
+and learning rate are the same as for all trained systems. As for those, dev queries of held-out documents choose how to
+mix first and trained weights. The authors pool by the first token; here the encoder keeps its own pooling and unit
+length, and the decoder sees that vector.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_GRADIENT = 1.0
 
 
 def build_tsdae(task: Task) -> Built:
-    """Denoise, then keep the best mix of the first and the trained weights."""
+    """Train by denoising, then keep the best mix of first and trained weights."""
     encoder = task.load_encoder()
     recipe = replace(task.recipe, mode="unsupervised")
     sources, devset = sources_and_devset(task.corpus, encoder, LabelSets(), recipe)
@@ -48,12 +48,12 @@ def build_tsdae(task: Task) -> Built:
 
 
 def denoise(encoder: Encoder, corpus: Corpus, recipe: Recipe, *, progress: bool = False) -> None:
-    """Train the encoder's weights in place.
+    """Train the encoder's weights in place by denoising.
 
     Raises:
-        InputError: the encoder's network cannot be a decoder too.
+        InputError: the encoder's network cannot serve as a decoder.
     """
-    torch.manual_seed(recipe.seed)  # of dropout, and of the decoder's attention to the vector, which starts at random
+    torch.manual_seed(recipe.seed)  # for dropout, and for the decoder's cross-attention, which starts at random
     loss = _loss(encoder)
     optimizer = torch.optim.AdamW(loss.parameters(), lr=recipe.learning_rate, weight_decay=0.0)
     total = recipe.epochs * batch_count(recipe.epoch_pairs or len(corpus), recipe.batch_size)
@@ -75,7 +75,7 @@ def denoise(encoder: Encoder, corpus: Corpus, recipe: Recipe, *, progress: bool 
 
 
 def damaged(text: str, rng: np.random.Generator) -> str:
-    """Delete three words and marks in five of a text; one at least is left."""
+    """Delete three of every five words and marks of a text; keep at least one."""
     pieces = WORD_OR_MARK.findall(text)
     kept = rng.random(len(pieces)) >= DELETED
     if not kept.any():
@@ -102,7 +102,7 @@ def _loss_of(loss: DenoisingAutoEncoderLoss, encoder: Encoder, sources: list[str
 
 
 def _endless_batches(corpus: Corpus, recipe: Recipe) -> Iterator[list[str]]:
-    """Yield all documents in batches, turn after turn, each turn in an order of its own."""
+    """Yield batches of all documents without end, each turn in another order."""
     for turn in count():
         order = np.random.default_rng([recipe.seed, 0, turn]).permutation(len(corpus))
         for positions in in_batches(order, recipe.batch_size):

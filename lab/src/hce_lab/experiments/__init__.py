@@ -1,1 +1,1 @@
-"""Each table and figure of the paper, on any BEIR folder, as a page with its picture."""
+"""The tables and figures of the paper, on any BEIR folder, each as a page with a picture."""

@@ -1,4 +1,4 @@
-"""Recall and NDCG against the branching factor b, with the tree's depth, beside the same training without a tree.
+"""Recall, nDCG and the tree's depth by branching factor b, compared with the same training without a tree.
 
 python -m hce_lab branching data/scifact data/cranfield --branching 2,4,8,16,32,64,128,256
 python -m hce_lab branching data/scifact --mode joint --seeds 3 --output docs/results
@@ -30,7 +30,7 @@ Found = dict[str, Comparison]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is not there yet, then show all."""
+    """Run missing experiments, then show all results."""
     parser = command_line("branching", __doc__ or "", seeds=3, several=True)
     parser.add_argument(
         "--branching", type=numbers, default=[2, 4, 8, 16, 32, 64, 128, 256], help="with commas between"

@@ -1,10 +1,10 @@
-"""At which level of the tree a query's way down leaves the way to a relevant document.
+"""The level of the tree at which a query's path leaves the path to a relevant document.
 
     python -m hce_lab by_level data/scifact my-model [--split test] [--json]
 
-A query goes down greedily: from the root to the child whose centroid it has the largest inner product with, and so on
-to a document. The paper supposes that the early levels choose well and the last one, whose siblings training only
-samples, does not; the steps of a `Diagnosis` say whether that is so.
+A query walks down greedily: at each node, it takes the child with the largest inner product, until it reaches a
+document. The paper assumes that the early levels choose well, and that the last one does not, as training only samples
+its siblings. The steps of a `Diagnosis` test this.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ BEAM = 10
 
 
 class Step(NamedTuple):
-    """How well one level of the tree is chosen; on the way is a node with a relevant document under it.
+    """The accuracy of one step down the tree; a node above a relevant document is right.
 
     Attributes:
         level: 1 … L; step L goes from the last inner node to a document.
-        choices: mean number of children that there are to choose among.
-        accuracy: of the queries on the way before the step, the share on the way after it.
-        forced: the same for all queries, each led to the parent of its right document first; what training sees.
-        reached: the share of all queries still on the way after the step; after the last, the document is found.
-        reached_by_beam: the same where the best `beam` nodes of a level are kept and not one.
+        choices: mean number of children to choose from.
+        accuracy: the share of queries at a right node after the step, of those at a right node before it.
+        forced: the accuracy if all queries start at the parent of their right node, as in training.
+        reached: the share of all queries at a right node after the step; after the last, at a relevant document.
+        reached_by_beam: this share for a beam search that keeps `beam` nodes per level.
     """
 
     level: int
@@ -54,10 +54,10 @@ class Diagnosis:
 
     Attributes:
         steps: one for each level.
-        left_at: for each query the level at which its path leaves those of all relevant documents; None where it
+        left_at: for each query, the level at which its path leaves those of all relevant documents; None if it
             never does.
-        beam: how many nodes the beam keeps.
-        skipped: queries with no relevant document in the tree; they are in no figure.
+        beam: the number of nodes that the beam keeps.
+        skipped: queries without a relevant document in the tree; no figure includes them.
     """
 
     steps: list[Step]
@@ -66,7 +66,7 @@ class Diagnosis:
     skipped: list[str]
 
     def __str__(self) -> str:
-        """Return a table for people, with the verdict below."""
+        """Return a table as text, with the verdict below."""
         last = len(self.steps)
         lines = [f"{'step':<14}{'choices':>9}{'accuracy':>10}{'forced':>8}{'reached':>9}{f'beam {self.beam}':>9}"]
         for step in self.steps:
@@ -77,7 +77,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """Which step is the weakest, and whether that is the one that the paper supposes."""
+        """The weakest step, and whether it is the one that the paper assumes."""
         weakest = min(self.steps, key=lambda step: step.accuracy)
         if len(self.steps) == 1:
             return "the tree has a single level: there is no way down to lose"
@@ -97,8 +97,8 @@ def diagnose(
 ) -> Diagnosis:
     """Follow every judged query down the tree.
 
-    A query with several relevant documents is on the way as long as it is on the way to one of them; the right
-    document to lead it to is the one it has the largest inner product with.
+    A query with several relevant documents may follow the path to any of them. For `Step.forced`, its right document is
+    the relevant one with the largest inner product.
 
     Args:
         hierarchy: the tree of the documents.
@@ -106,7 +106,7 @@ def diagnose(
         vectors: the documents' vectors, of shape (N, n).
         queries: a vector of shape (n,) for each query id.
         qrels: the judgments.
-        beam: how many nodes of a level the beam keeps.
+        beam: the number of nodes per level that the beam keeps.
 
     Raises:
         InputError: tree, documents and vectors do not belong together, or no judged query has a relevant document.
@@ -134,7 +134,7 @@ def diagnose(
 
 
 class _Ways(NamedTuple):
-    """For each query and level, of shape (Q, L): whether the query is on the way, and how many children it met."""
+    """Whether each query is at a right node, by level (Q, L), and the number of choices."""
 
     greedy: np.ndarray
     by_beam: np.ndarray
@@ -159,7 +159,7 @@ def _follow(
 
 
 def _hits(chosen: Sequence[np.ndarray], on_the_way: Sequence[np.ndarray]) -> np.ndarray:
-    """Tell whether one of the nodes that a query chose at a level is on the way, of shape (Q, L)."""
+    """Return whether a query chose a right node at each level, (Q, L)."""
     return np.array(
         [
             [np.isin(nodes[query], right[:, level]).any() for level, nodes in enumerate(chosen)]
@@ -177,7 +177,7 @@ def _steps(ways: _Ways) -> list[Step]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Follow the queries of a collection down the model's own tree, or one grown from its vectors."""
+    """Diagnose a collection's queries in the model's tree, or one grown from its vectors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="a folder in BEIR's format")
     parser.add_argument("model", help="a folder that `hce train` wrote, or any encoder")

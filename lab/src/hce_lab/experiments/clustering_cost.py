@@ -1,4 +1,4 @@
-"""Seconds of clustering against the number of documents N, which is doubled: k-means, whole trees, and faiss.
+"""Time of clustering by number of documents N, doubled repeatedly: k-means, entire trees, and faiss.
 
 python -m hce_lab clustering_cost data/wordnet_examples --output docs/results
 """
@@ -37,12 +37,12 @@ seconds for each doubling, as faiss shows; near two times is what a large corpus
 power of N that the seconds grow with), and at the cosine of documents to their centroid: fast has to be as good.
 """
 FAISS_ROUNDS = 25
-SAMPLED = 256  # documents for each new node, by which a large node is split; faiss takes as many
+SAMPLED = 256  # documents per new node to split a large node by, as in faiss
 ROWS_AT_ONCE = 4096
 
 
 class Clustered(NamedTuple):
-    """What a clustering took, and the mean cosine of a document to its centroid, or to its leaf's in a tree."""
+    """A clustering's time, and the mean cosine of documents to their centroid or leaf."""
 
     seconds: float
     cosine: float
@@ -56,7 +56,7 @@ def fast(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
 
 
 def faiss_kmeans(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
-    """Cluster by faiss's k-means on all points, into as many; the last search, which only measures, is not counted."""
+    """Cluster all points into N/b clusters by faiss's k-means; time without final search."""
     kmeans = faiss.Kmeans(
         vectors.shape[1],
         -(-len(vectors) // branching),
@@ -89,14 +89,14 @@ def divisive(vectors: np.ndarray, branching: int, seed: int) -> Clustered:
 
 
 def grown_top_down(vectors: np.ndarray, branching: int, seed: int, mode: KMeansMode = "auto") -> Grown:
-    """Grow the paper's tree for more than 100M documents: split the root, then every node, in O(N·n·b·log N).
+    """Grow the paper's tree for over 100M documents, top-down, in O(N·n·b·log N).
 
-    A node at height h should hold b^h documents, so one with m of them is split into ⌈m / b^(h−1)⌉; where that is 1
-    it gets an only child, and so every path has the same length. A node of very many documents is split by a sample of
-    them, and the others go to the nearest centroid: to run Alg. 2 to convergence over all would cost a round each.
-    A search finds less in such a tree, so no command grows one (docs/LOG.md).
+    A node at height h should hold b^h documents, so one with m of them is split into ⌈m / b^(h−1)⌉ parts. A single part
+    is an only child, so every path has the same length. A very large node is split by a sample, and the other documents
+    go to the nearest centroid, since each round of Alg. 2 over all of them is expensive. A search finds less in such a
+    tree, so no command grows one (docs/LOG.md).
     """
-    assigned = np.zeros(len(vectors), dtype=np.int64)  # each document's node in the level just made
+    assigned = np.zeros(len(vectors), dtype=np.int64)  # each document's node at the last level made
     levels: list[Level] = []
     for height in range(len(level_sizes(len(vectors), branching)) + 1, 1, -1):
         count, size = len(levels[-1].parent) if levels else 1, branching ** (height - 1)
@@ -115,7 +115,7 @@ def grown_top_down(vectors: np.ndarray, branching: int, seed: int, mode: KMeansM
 def _split(
     vectors: np.ndarray, members: np.ndarray, k: int, seed: int, mode: KMeansMode
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Split a node's documents, at the positions `members`, into k: their centroids, and the part of each document."""
+    """Split the documents at positions `members` into k; return centroids and parts."""
     drawn = np.arange(len(members))
     if len(members) > SAMPLED * k:
         drawn = np.sort(np.random.default_rng(seed).choice(len(members), SAMPLED * k, replace=False))
@@ -124,7 +124,7 @@ def _split(
     for start in range(0, len(members), ROWS_AT_ONCE):
         rows = vectors[members[start : start + ROWS_AT_ONCE]]
         part[start : start + ROWS_AT_ONCE] = (rows @ result.centroids.T).argmax(axis=1)
-    part[drawn] = result.assignment  # by which no part is empty
+    part[drawn] = result.assignment  # so that no part is empty
     return result.centroids, part
 
 
@@ -140,17 +140,17 @@ Found = dict[str, list[list[Clustered]]]
 
 
 def sizes_of(documents: int, doublings: int) -> list[int]:
-    """Return numbers of documents, each twice the one before, the last being all of them."""
+    """Return numbers of documents, doubled each time; the last one is all documents."""
     return [documents >> shift for shift in range(doublings, -1, -1)]
 
 
 def slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Return the power of N that the seconds grow with: a line's slope through the points, both axes logarithmic."""
+    """Return the exponent of N in the time: the slope of a line in log-log axes."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
 class Vectors(NamedTuple):
-    """Vectors of documents in random order, of shape (N, n), and what they are of."""
+    """Vectors of documents in random order (N, n), and their description."""
 
     rows: np.ndarray
     identity: dict[str, str]
@@ -166,7 +166,7 @@ def load_vectors(folder: Path, spec: str) -> Vectors:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let every library compute in one thread; processor time then means the work, whatever else is running."""
+    """Limit all libraries to one thread, so that processor time measures the work."""
     before = torch.get_num_threads(), faiss.omp_get_max_threads()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
@@ -182,7 +182,7 @@ def one_thread() -> Iterator[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is not there yet, then show all."""
+    """Run missing clusterings, then show all results."""
     parser = command_line("clustering_cost", __doc__ or "", seeds=1, trains=False)
     parser.add_argument("--branching", type=int, default=8, help="documents a cluster, b")
     parser.add_argument("--doublings", type=int, default=4, help="how often N is doubled, up to the whole collection")
@@ -237,7 +237,7 @@ def _kept(vectors: Vectors, size: int, method: str, seed: int, arguments: argpar
 
 
 def _seconds(clustered: Sequence[Sequence[Clustered]]) -> list[Score]:
-    """Take the seeds of each size together."""
+    """Average the times over the seeds of each size."""
     return [Score.of([each.seconds for each in runs]) for runs in clustered]
 
 

@@ -1,8 +1,8 @@
-"""What all experiments share: the command line, and systems run as `hce compare` runs them.
+"""Shared parts of experiments: the command line, and running systems as `hce compare` does.
 
-Whatever takes long is kept in a folder, `--results`, in files named after everything they depend on, the version of hce
-included (`hce_lab.comparison.bench.keep`). So a killed experiment goes on with the same command, one that is given more
-seeds runs only those, and experiments that need the same run share it.
+Results that take long are cached in the folder `--results`. A file's name has a hash of all that the result depends on,
+including the version of hce (`hce_lab.comparison.bench.keep`). So the same command resumes a killed experiment, more
+seeds run only the new ones, and experiments share runs.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ MEASURES = ["nDCG@10", "R@1", "R@10", "R@100", "MRR@10"]
 def command_line(
     name: str, about: str, *, seeds: int, several: bool = False, trains: bool = True, parts: bool = False
 ) -> argparse.ArgumentParser:
-    """Make a parser with what every experiment has.
+    """Make a parser with the arguments of every experiment.
 
     Args:
-        name: the experiment's.
+        name: the name of the experiment.
         about: the help; the module's docstring.
-        seeds: how many by default.
+        seeds: the default number of seeds.
         several: whether it takes several collections.
-        trains: whether there is a recipe to set.
-        parts: whether it can take a part of a large collection, see `part_of`.
+        trains: whether it trains, so that the recipe can be set.
+        parts: whether it can use a part of a large collection, see `part_of`.
     """
     parser = argparse.ArgumentParser(name, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     if several:
@@ -67,25 +67,25 @@ def _positive(text: str) -> int:
 
 
 def _output(text: str) -> Path:
-    if find_spec("kaleido") is None:  # what plotly writes pictures with; better missed now than after hours
+    if find_spec("kaleido") is None:  # plotly writes pictures with it; fail now, not after hours
         raise argparse.ArgumentTypeError("drawing pictures needs kaleido; pip install kaleido")
     return Path(text)
 
 
 def names(text: str) -> list[str]:
-    """Read a list with commas between."""
+    """Parse a list separated by commas."""
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def numbers(text: str) -> list[int]:
-    """Read whole numbers with commas between."""
+    """Parse integers separated by commas."""
     return [int(item) for item in names(text)]
 
 
 def part_of(folder: Path, arguments: argparse.Namespace) -> Path:
-    """Return a collection, or where it has more than `--documents`, so many of them, drawn at random.
+    """Return a collection, or a random part of it with `--documents` documents.
 
-    A part has the queries all of whose right documents are in it. It is written beside the results, unless it is there.
+    A part has the queries whose right documents are all in it. It is cached next to the results.
     """
     corpus, documents = Corpus.load(folder), arguments.documents
     if documents is None or documents >= len(corpus):
@@ -117,7 +117,7 @@ def bench_of(
     tested: Sequence[str] | None = None,
     generated: Path | None = None,
 ) -> Bench:
-    """Open a collection as the command line asks for it; measured on all splits asked for, or on these."""
+    """Open a collection by the command line, to measure on its splits or on these."""
     return Bench.open(
         folder,
         arguments.results,
@@ -130,7 +130,7 @@ def bench_of(
 
 
 def splits_of(folder: Path, wanted: Sequence[str]) -> list[str]:
-    """Return those of the splits that a collection has, where several collections have different ones.
+    """Return the wanted splits that a collection has.
 
     Raises:
         InputError: it has none of them.
@@ -142,7 +142,7 @@ def splits_of(folder: Path, wanted: Sequence[str]) -> list[str]:
 
 
 def for_mode(task: Task, mode: str) -> Task:
-    """Return the task of training in a mode; an unsupervised one has no labels, not even to choose by.
+    """Return the task of training in a mode; an unsupervised one has no dev labels either.
 
     Raises:
         InputError: the mode needs labels, and there are none.
@@ -155,7 +155,7 @@ def for_mode(task: Task, mode: str) -> Task:
 
 
 def run_systems(bench: Bench, systems: Sequence[str], arguments: argparse.Namespace) -> dict[str, Comparison]:
-    """Run systems with all seeds, and tell of each; a comparison for each split."""
+    """Run systems with all seeds, report each, and return a comparison per split."""
 
     def on_result(finished: Finished) -> None:
         result = next(iter(finished.results.values()))
@@ -170,5 +170,5 @@ def tested(comparison: Comparison) -> ComparisonTable:
 
 
 def tell(name: str, cached: bool) -> None:
-    """Say that a run is there."""
+    """Report that a run is finished."""
     print(f"{name}: {'kept from before' if cached else 'done'}", file=sys.stderr, flush=True)

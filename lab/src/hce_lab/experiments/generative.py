@@ -1,13 +1,13 @@
-"""Generative retrievers next to dense ones: the other half of the paper's table, on any BEIR folders.
+"""Generative and dense retrievers compared: the other half of the paper's table, on any BEIR folders.
 
     python -m hce_lab generative data/scifact data/nfcorpus data/squad --documents 5000 --output docs/results
     python -m hce_lab generative data/squad --splits test,test_seen --rates .0003,.001,.003 --queries 500
     python -m hce_lab generative data/squad --one-seed nci,genret,seal --set epochs=20
     python -m hce_lab generative data/scifact --encoder google-t5/t5-base --generated scifact-queries.jsonl
 
-All get the same labeled queries, pseudo-queries, budget and seeds. hce-paper is HCE-J by the paper's own recipe, hce
-what `hce train` does. Systems that a collection does not allow are passed over. With `--rates`, each generative system
-is trained with each rate, and the one with the best nDCG@10 on the dev queries is shown.
+All get the same labeled queries, pseudo-queries, budget and seeds. hce-paper is HCE-J with the paper's recipe; hce is
+trained as by `hce train`. Systems that a collection does not allow are skipped. With `--rates`, each generative system
+is trained at each learning rate, and the one with the best nDCG@10 on dev is shown.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ PAPER_NAME = "hce-paper"
 
 
 class Compared(NamedTuple):
-    """What a split of a collection shows.
+    """The results on a split of a collection.
 
     Attributes:
         heading: the collection, the split, and their sizes.
-        comparison: of all systems.
-        parameters: how many the encoder has.
-        rates: by system, the mean dev measure of each learning rate; empty where no rate was chosen.
+        comparison: the comparison of all systems.
+        parameters: the number of the encoder's parameters.
+        rates: by system, the mean dev measure of each learning rate; empty if none was chosen.
     """
 
     heading: str
@@ -64,7 +64,7 @@ class Compared(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is not there yet, then show all."""
+    """Run missing systems, then show all results."""
     parser = command_line("generative", __doc__ or "", seeds=3, several=True, parts=True)
     parser.add_argument("--splits", type=names, default=["test"], help="each gets a table of its own")
     parser.add_argument("--systems", type=names, help=f"with commas between, {PAPER_NAME} too; default: all there are")
@@ -94,7 +94,7 @@ def _rates(text: str) -> list[float]:
 
 
 def _rate_notes(compared: Compared) -> list[str]:
-    """Say what each learning rate reached on dev."""
+    """Describe the dev measure of each learning rate."""
     collection = compared.heading.partition(",")[0]
     return [
         f"{collection}, {system}: nDCG@10 on dev by learning rate: "
@@ -104,7 +104,7 @@ def _rate_notes(compared: Compared) -> list[str]:
 
 
 def _exceptions(shown: Mapping[str, str], arguments: argparse.Namespace) -> list[str]:
-    """Say which systems and collections have one seed, which systems were not run, and which could not be."""
+    """List exceptions: one seed, systems not run, and systems that could not be run."""
     elsewhere = {*SYSTEMS, PAPER_NAME}.difference(shown)
     once = [name for name in arguments.one_seed if name not in elsewhere] if arguments.seeds > 1 else []
     absent = [name for name in [PAPER_NAME, *GENERATIVE] if name not in shown]
@@ -156,7 +156,7 @@ def _drawn(labels: Labels, count: int) -> Labels:
 def _by_best_rate(
     bench: Bench, name: str, arguments: argparse.Namespace
 ) -> tuple[list[dict[str, Result]], dict[float, float]]:
-    """Run a system with each learning rate: the results of the best on dev, and what each reached there.
+    """Run a system at each learning rate; return the best one's results, and all on dev.
 
     Raises:
         InputError: there are no labeled queries to choose by.
@@ -174,12 +174,12 @@ def _by_best_rate(
 
 
 def _any(results: Mapping[str, Result]) -> Result:
-    """Return one of a run's results, which differ in what was measured alone."""
+    """Return one of a run's results, which differ only in the split."""
     return next(iter(results.values()))
 
 
 def _all_seeds(bench: Bench, name: str, arguments: argparse.Namespace) -> list[dict[str, Result]]:
-    """Run a system with every seed that it is to have."""
+    """Run a system with each of its seeds."""
     once = {name, bench.collection}.intersection(arguments.one_seed) or not SYSTEMS.get(name, SYSTEMS["hce"]).seeded
     return [_results(bench, name, seed, arguments) for seed in range(1 if once else arguments.seeds)]
 
@@ -204,7 +204,7 @@ def _systems(bench: Bench, wanted: list[str] | None) -> list[str]:
 
 
 def _results(bench: Bench, name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Result]:
-    """Run a system, or take what is kept; the paper's recipe has every setting that it tells, and the rest as asked."""
+    """Return a system's results, cached or new; `--set` overrides the paper's recipe."""
     if name == PAPER_NAME:
         size = min(PAPER["batch_size"], max(2, len(bench.task.corpus) // 4))
         settings = {**PAPER, "batch_size": size, **parsed_settings(arguments.set)}

@@ -1,12 +1,11 @@
-"""New documents without training: train on a part, add the rest bit by bit, and ask for old and new ones.
+"""New documents without training: train on a part, add the rest in steps, and search for old and new ones.
 
     python -m hce_lab incremental data/squad data/wordnet_examples --splits test,test_seen --output docs/results
     python -m hce_lab incremental data/squad --held-out 0.5 --systems hce,dpr,incdsi,dsi++,fitted,bm25
 
-incdsi and dsi++ are atomic DSI that is added to: a row by a small optimisation, or by training on. Splits that a
-collection lacks are passed over. Held-out documents take no part in training, nor does any query whose right document
-is one of them. Queries of train and dev splits that were dropped for that reason are asked for too: nobody has learned
-from them.
+incdsi and dsi++ are atomic DSI with added documents: a row each by a small optimization, or continued training. Splits
+that a collection lacks are skipped. Training uses neither held-out documents nor queries with a right document among
+them. Such queries of train and dev splits are searched for too, since no system has learned from them.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ words anew, which its time is of.
 MEASURES = ("R@1", "R@10")
 KINDS = ("old", "new")
 GROWING = {"incdsi": train_incdsi, "dsi++": train_continual}
-ADDED_TO = {  # in `hce compare`, they hold a tenth of the documents back themselves
+ADDED_TO = {  # in `hce compare`, these hold out a tenth of the documents themselves
     "incdsi": "dsi-atomic of the old documents; each new one then gets a row by a small optimisation",
     "dsi++": "dsi-atomic of the old documents, trained on with new ones along with old ones; unlike DSI++, by plain "
     "gradients, and old ones by their own texts",
@@ -69,12 +68,12 @@ Found = dict[str, list[list[Step]]]
 
 
 class Parts(NamedTuple):
-    """A collection taken apart.
+    """A collection, split into old and new documents.
 
     Attributes:
-        task: what training sees: the old documents, and labels that name no other.
+        task: the input of training: the old documents, and labels of these alone.
         new: the documents to be added, in the order of addition.
-        asked: queries all of whose right documents are old, and all of whose right documents are new.
+        asked: queries whose right documents are all old, and those whose are all new.
     """
 
     task: Task
@@ -83,10 +82,10 @@ class Parts(NamedTuple):
 
 
 def take_apart(bench: Bench, share: float, seed: int) -> Parts:
-    """Hold a random share of the documents out, and sort the queries.
+    """Hold out a random share of the documents, and divide the queries.
 
     Raises:
-        InputError: the share leaves no new documents, or no queries of them.
+        InputError: the share leaves no new documents, or no queries for them.
     """
     task = bench.task
     order = np.random.default_rng([seed, 5]).permutation(len(task.corpus))
@@ -105,7 +104,7 @@ def take_apart(bench: Bench, share: float, seed: int) -> Parts:
 
 
 def _of_documents(several: Sequence[Labels], ids: set[str]) -> Labels:
-    """Return the labels of the queries all of whose right documents are among `ids`."""
+    """Return the labels of queries whose right documents are all among `ids`."""
     found = Labels({}, Qrels([]))
     for labels in several:
         found = found.joined(answered_by(labels, ids))
@@ -113,13 +112,13 @@ def _of_documents(several: Sequence[Labels], ids: set[str]) -> Labels:
 
 
 def answered_by(labels: Labels, ids: set[str]) -> Labels:
-    """Return the labels of the queries that have right documents, all of them among `ids`."""
+    """Return the labels of queries with right documents, all among `ids`."""
     right = {query_id: set(labels.qrels.positives(query_id)) for query_id in labels.qrels}
     return labels.only(query_id for query_id, known in right.items() if known and known <= ids)
 
 
 def steps(available: int) -> list[int]:
-    """Return how many new documents are there at each step: 0, 10, 100 … 10,000, and all where there are fewer."""
+    """Return the number of added documents at each step: 0, 10, 100 … 10,000, or all."""
     powers = [10**power for power in range(1, 5) if 10**power <= available]
     return [0, *powers] if powers and powers[-1] == 10_000 else sorted({0, *powers, available})
 
@@ -141,10 +140,10 @@ def run(parts: Parts, system: str, engine: str, work: Path) -> list[Step]:
 
 
 def _grown(parts: Parts, system: str, engine: str, work: Path) -> Iterator[tuple[int, Searcher, float]]:
-    """Yield how many new documents are there, the system with them, and the seconds that it took to add the last."""
+    """Yield the number of added documents, the system, and the seconds of the last step."""
     old, new = list(parts.task.corpus), parts.new
     task = replace(parts.task, folder=work)
-    if system == "bm25":  # its word statistics are those of all documents: cheap to count anew
+    if system == "bm25":  # its statistics are of all documents; counting them again is cheap
         for added in steps(len(new)):
             start = time.perf_counter()
             documents = [*old, *new[:added]]
@@ -158,14 +157,14 @@ def _grown(parts: Parts, system: str, engine: str, work: Path) -> Iterator[tuple
         dense = SYSTEMS[system].build(task).searcher
         if not isinstance(dense, DenseSearcher):
             raise InputError(f"system {system!r} is no encoder: nothing can be added to it")
-        shutil.rmtree(work / "index", ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(work / "index", ignore_errors=True)  # left by a killed run
         with Index.create(work / "index", parts.task.corpus, dense.encoder, engine=engine) as index:
             for added, seconds in _in_steps(index.add, new):
-                yield added, InMode(index, "dense"), seconds  # as the encoder alone would find them
+                yield added, InMode(index, "dense"), seconds  # by the encoder alone
 
 
 def _in_steps(add: Callable[[Sequence[Document]], object], new: list[Document]) -> Iterator[tuple[int, float]]:
-    """Add documents step by step; yield how many are there, and the seconds of the last step."""
+    """Add documents step by step; yield how many were added, and the step's seconds."""
     there = 0
     for added in steps(len(new)):
         start = time.perf_counter()
@@ -178,7 +177,7 @@ def _in_steps(add: Callable[[Sequence[Document]], object], new: list[Document]) 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is not there yet, then show all."""
+    """Run missing systems, then show all results."""
     parser = command_line("incremental", __doc__ or "", seeds=3, several=True, parts=True)
     parser.add_argument("--splits", type=names, default=["test"], help="whose queries are asked")
     parser.add_argument(
@@ -215,7 +214,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def run_all_systems(bench: Bench, arguments: argparse.Namespace) -> Found:
-    """Run each system with each seed, or take what is kept."""
+    """Return the results of each system and seed, cached or new."""
     found: Found = {system: [] for system in arguments.systems}
     for seed in range(arguments.seeds):
         task = bench.task.with_settings(seed=seed)
@@ -232,7 +231,7 @@ def run_all_systems(bench: Bench, arguments: argparse.Namespace) -> Found:
 
 
 def _score(runs: Sequence[Sequence[Step]], step: int, kind: str, measure: str) -> Score | None:
-    """Return the mean over seeds; None where there was nothing to ask."""
+    """Return the mean over seeds; None if there were no queries."""
     values = [steps[step][kind][measure] for steps in runs if steps[step][kind] is not None]
     return Score.of(values) if values else None
 
@@ -267,7 +266,7 @@ def _panels(found: Found, collection: str) -> list[Panel]:
 
 
 def _times(runs: Sequence[Sequence[Step]]) -> list[float | None]:
-    """Return the milliseconds of an addition at each step, the mean over seeds; None where nothing was added."""
+    """Return the mean milliseconds per added document at each step; None if none."""
     return [
         fmean(each["ms"] for each in several) if several[0]["ms"] is not None else None
         for several in zip(*runs, strict=True)

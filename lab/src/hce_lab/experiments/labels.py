@@ -1,12 +1,12 @@
-"""Labels on a transformer: sentence-transformers' trainer next to hce's fine-tuning, map of queries and companions.
+"""Labels on a transformer: sentence-transformers' trainer compared with hce's fine-tuning, map and companions.
 
     python -m hce_lab labels data/squad --documents 5000 --pairs 1000 --splits test,test_seen --encoder minilm
     python -m hce_lab labels data/scifact --encoder minilm --systems tuned,tree,eq5,ct
 
-All read the first 128 tokens of a text and get the same pairs; hce holds a tenth of the queries out, to choose by. The
-documents are those that are right, those that pairs name, and the eight nearest to each query by the encoder as given.
-Each row is a line of JSON, with processor seconds of training. Each split is measured by vectors alone, and with words:
-by an index with the shares that `hce train` chose, and for others with the shares of `FIXED`.
+All read the first 128 tokens of a text and get the same pairs; hce holds out a tenth of the queries as dev. The pool of
+documents has the right ones, those of pairs, and the eight nearest to each query by the untrained encoder. Each row is
+a line of JSON, with processor seconds of training. Each split is measured by vectors alone, and with words: with the
+shares that `hce train` chose, or for other systems with those of `FIXED`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hce_lab.experiments.common import command_line, names, part_of
 TOKENS, NEAR = 128, 8
 RIVAL = {"epochs": 1, "batch_size": 32, "learning_rate": 5e-5, "warmup": 0.1, "window": 0}
 TREE: dict[str, Any] = {"tree": True, "negatives": "near"}
-VARIANTS: dict[str, dict[str, Any]] = {  # of hce's fine-tuning
+VARIANTS: dict[str, dict[str, Any]] = {  # settings of hce's fine-tuning
     "ct": {"negatives": "mined"},
     "tree": TREE,
     "eq5": {**TREE, "level_target": "node"},
@@ -45,7 +45,7 @@ SYSTEMS = ("given", "mnrl", "mined", "tuned", *VARIANTS, "hce")
 
 
 def load(name: str) -> Encoder:
-    """Load an encoder that reads the first tokens of a text, in the fastest type."""
+    """Load an encoder in the fastest dtype, limited to the first tokens of a text."""
     encoder = Encoder.load(name)
     encoder.model.max_seq_length = TOKENS
     encoder.dtype = fast_dtype(encoder.device)
@@ -61,7 +61,7 @@ def drawn(labels: Labels, count: int, seed: int) -> Labels:
 
 
 class Trained(NamedTuple):
-    """An encoder, and the shares that a search with words and tokens gives to each."""
+    """An encoder, and the shares of words and tokens in its search."""
 
     encoder: Encoder
     calibration: Calibration | None = Calibration(FIXED["transformer"])
@@ -69,7 +69,7 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """One encoder, the documents of the pool, the pairs, and the queries that are measured."""
+    """An encoder, the pool of documents, the pairs, and the tested queries."""
 
     name: str
     corpus: Corpus
@@ -79,7 +79,7 @@ class Study:
     seed: int
 
     def run(self, system: str) -> list[Trained]:
-        """Train a system; those that `hce train` gives a map of queries come without it and with it."""
+        """Train a system; return it without and with a map of queries, if it has one."""
         if system == "given":
             return self.with_map(load(self.name))
         if system in ("mnrl", "mined"):
@@ -89,7 +89,7 @@ class Study:
         return self.with_map(self.tuned(VARIANTS.get(system, {})))
 
     def by_sentence_transformers(self, *, mined: bool) -> Encoder:
-        """Train by sentence-transformers' trainer, on all pairs."""
+        """Train with sentence-transformers' trainer on all pairs."""
         encoder, recipe = load(self.name), Recipe(**{"train": "encoder", "seed": self.seed, **RIVAL, **self.settings})
         task = Task(self.corpus, self.name, recipe, pairs=self.pairs, dev=self.pairs)
         pairs = pairs_to_train(task)
@@ -98,27 +98,27 @@ class Study:
         return encoder
 
     def tuned(self, variant: dict[str, Any]) -> Encoder:
-        """Fine-tune as `hce train` does, kept in any case."""
+        """Fine-tune as `hce train` does, but keep the result even if it is worse on dev."""
         rest, held = split_labels(self.pairs, Recipe(seed=self.seed))
         count = sum(1 for _ in rest.qrels.judgments())
         recipe = replace(recipe_of_tuning(Recipe(seed=self.seed), count), **{**variant, **self.settings})
         return train(self.corpus, load(self.name), pairs=rest, dev=held, recipe=recipe).encoder
 
     def hce(self) -> Trained:
-        """Do all that `hce train` does, companions included."""
+        """Train as `hce train` does, with companions."""
         recipe = Recipe.for_encoder(static=False, documents=len(self.corpus), seed=self.seed, **self.settings)
         result = train(self.corpus, load(self.name), pairs=self.pairs, recipe=recipe)
         return Trained(result.encoder, result.calibration)
 
     def with_map(self, encoder: Encoder) -> list[Trained]:
-        """Return the encoder, and the encoder with its map where held-out labels want one."""
+        """Return the encoder, and the encoder with a map if that helps held-out queries."""
         rest, held = split_labels(self.pairs, Recipe(seed=self.seed))
         vectors, pairs = encoder.encode(list(self.corpus.texts())), LabeledPairs(self.corpus, *rest)
         mapped = with_query_map(encoder, vectors, pairs, labeled_devset(self.corpus, *held, 0, 0), self.seed)
         return [Trained(each) for each in ([encoder] if mapped is encoder else [encoder, mapped])]
 
     def measure(self, trained: Trained) -> dict[str, Any]:
-        """Return nDCG@10, R@1 and R@100 by split, and nDCG@10 of each query; by vectors, then with words."""
+        """Measure by vectors, then with words: nDCG@10, R@1, R@100; nDCG@10 per query."""
         encoder = trained.encoder
         vectors, place = encoder.encode(list(self.corpus.texts())), {id_: n for n, id_ in enumerate(self.corpus.ids)}
         index = Index.temporary(self.corpus, encoder, vectors=vectors, calibration=trained.calibration)
@@ -141,12 +141,12 @@ def recall(ranked: Sequence[np.ndarray], k: int, answers: Sequence[np.ndarray]) 
 
 
 def texts_of(labels: Labels) -> list[str]:
-    """List the judged queries' texts."""
+    """List the texts of judged queries."""
     return [labels.queries[query].text for query in labels.qrels]
 
 
 def pool_of(corpus: Corpus, encoder: Encoder, pairs: Labels, tested: dict[str, Labels]) -> Corpus:
-    """Return the documents that are right or near, and those that pairs name."""
+    """Return the right documents, the near ones, and those of pairs."""
     vectors, place = encoder.encode(list(corpus.texts())), {id_: n for n, id_ in enumerate(corpus.ids)}
     kept = {place[each.document_id] for labels in (pairs, *tested.values()) for each in labels.qrels.judgments()}
     for labels in tested.values():
@@ -155,7 +155,7 @@ def pool_of(corpus: Corpus, encoder: Encoder, pairs: Labels, tested: dict[str, L
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train and measure the systems, one after the other."""
+    """Train and measure the systems in turn."""
     parser = command_line("labels", __doc__ or "", seeds=1, parts=True)
     parser.add_argument("--splits", type=names, default=["test"])
     parser.add_argument("--pairs", type=int, default=1000)

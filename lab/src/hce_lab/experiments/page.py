@@ -1,7 +1,7 @@
-"""The page of an experiment: tables as Markdown, and a picture that plotly draws.
+"""The page of an experiment: Markdown tables, and a picture by plotly.
 
-Pictures are SVG files, because Markdown shows those: plotly writes them through kaleido, which needs a Chromium or
-Chrome on this machine and no network. They have no background and grey ink, readable on light and dark pages alike.
+Pictures are SVG files, which Markdown can show. plotly writes them with kaleido, which needs Chromium or Chrome on this
+machine, but no network. They have no background and gray lines, to be readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDTH, HEIGHT = 500, 344  # of a panel with its margins
 
 
 class Series(NamedTuple):
-    """A line, or bars of one colour; `values` has None where nothing was measured, `spread` is drawn around them."""
+    """A line or bars of one color; `values` may have None; `spread` gives error bars."""
 
     name: str
     values: Sequence[float | None]
@@ -34,7 +34,7 @@ class Series(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One plot of a picture; points stand at equal distances, so that factors of two or ten look right."""
+    """One plot of a picture; points have equal distances, as if x were logarithmic."""
 
     title: str
     x_label: str
@@ -46,7 +46,7 @@ class Panel(NamedTuple):
 
 
 def figure(panels: Sequence[Panel]) -> go.Figure:
-    """Draw panels with one legend for all: a name has the same colour everywhere, and HCE has the first."""
+    """Draw panels with one legend: a name has one color everywhere; HCE has the first."""
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     drawn = make_subplots(rows=rows, cols=columns, subplot_titles=[panel.title for panel in panels])
@@ -83,7 +83,7 @@ def _trace(panel: Panel, series: Series, colour: str) -> go.Bar | go.Scatter:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a Markdown table that can be read as it is: columns are aligned, all but the first to the right."""
+    """Return a Markdown table with aligned columns, all but the first to the right."""
     widths = [max(3, *(len(row[column]) for row in [header, *rows])) for column in range(len(header))]
     rule = ["-" * width if not number else "-" * (width - 1) + ":" for number, width in enumerate(widths)]
     return "\n".join(_line(row, widths) for row in [header, rule, *rows])
@@ -98,21 +98,21 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def seeds_note(arguments: argparse.Namespace) -> str:
-    """Say what a figure with a ± is."""
+    """Explain figures with a ±."""
     return "One seed." if arguments.seeds == 1 else f"Mean ± standard deviation over {arguments.seeds} seeds."
 
 
 @dataclass(frozen=True)
 class Page:
-    """A result as it is published.
+    """A result to publish.
 
     Attributes:
-        name: of the experiment and its files.
-        title: in words.
-        about: what the experiment is and what to look for, one paragraph.
-        tables: Markdown tables with what stands above each; an empty heading for a single one.
-        notes: what stands below.
-        panels: of the picture; none where there is no picture.
+        name: the name of the experiment and of its files.
+        title: the title of the page.
+        about: one paragraph on the experiment and its main result.
+        tables: Markdown tables, each with a heading; a single one may have an empty heading.
+        notes: the notes below the tables.
+        panels: the panels of the picture; empty for no picture.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Page:
     panels: Sequence[Panel] = ()
 
     def show(self, parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-        """Print the tables; with --output, write the page and its picture too."""
+        """Print the tables; with --output, also write the page and its picture."""
         body = [
             part for heading, rows in self.tables.items() for part in ([f"## {heading}"] if heading else []) + [rows]
         ]
@@ -142,7 +142,7 @@ class Page:
 
 
 def shown_command(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
-    """Write the command that gives this result, with collections in a folder `data` and without where runs are kept."""
+    """Return the command of this result, with collections in `data`, without --results."""
     words = ["python", "-m", "hce_lab", parser.prog]
     folders: list[Path] = arguments.folders if "folders" in arguments else [arguments.folder]
     words += [f"data/{folder.absolute().name}" for folder in folders]

@@ -1,10 +1,10 @@
-"""HCE beside the same training without the tree, on BEIR folders: unsupervised, supervised and joint, several seeds.
+"""HCE compared with the same training without the tree, on BEIR folders: unsupervised, supervised and joint.
 
     python -m hce_lab scenarios data/scifact data/nfcorpus data/cranfield --seeds 3
     python -m hce_lab scenarios data/scifact --mode joint --encoder minilm --seeds 1
     python -m hce_lab scenarios data/scifact data/squad --mode unsupervised,supervised,joint --splits test,test_seen
 
-A collection without a train split has only the unsupervised scenario, and splits that it lacks are passed over.
+A collection without a train split has only the unsupervised scenario, and splits that it lacks are skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Found = dict[str, dict[str, dict[str, Comparison]]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is not there yet, then show all."""
+    """Run missing systems, then show all results."""
     parser = command_line("scenarios", __doc__ or "", seeds=3, several=True)
     parser.add_argument(
         "--mode", type=partial(_known, MODES), default=["unsupervised"], help="scenarios with commas between"
@@ -64,7 +64,7 @@ def _known(known: Sequence[str], text: str) -> list[str]:
 
 
 def run_collection(folder: Path, arguments: argparse.Namespace) -> dict[str, dict[str, Comparison]]:
-    """Train every system in every scenario that a collection has the labels for."""
+    """Train every system in every scenario that the collection's labels allow."""
     bench = bench_of(arguments, folder, DEFAULT_MEASURES, splits_of(folder, arguments.splits))
     found: dict[str, dict[str, Comparison]] = {split: {} for split in bench.tested}
     for mode in arguments.mode:
@@ -76,7 +76,7 @@ def run_collection(folder: Path, arguments: argparse.Namespace) -> dict[str, dic
 
 
 def _task(bench: Bench, folder: Path, mode: str, arguments: argparse.Namespace) -> Task:
-    """Make the task that `hce train` has: each seed holds out queries of its own where there is no dev split."""
+    """Make the task as `hce train` does: without a dev split, each seed holds out queries."""
     recipe = Recipe.for_encoder(static=bench.encoder.is_table, **{**parsed_settings(arguments.set), "mode": mode})
     pairs = dev = None
     if mode != "unsupervised":

@@ -1,10 +1,10 @@
-"""The supervised table: HCE trained on labeled queries and documents together, beside its parts and its rivals.
+"""The supervised table: HCE trained jointly on labeled queries and documents, its ablations, and its rivals.
 
     python -m hce_lab supervised_table data/squad --splits test,test_seen --output docs/results
     python -m hce_lab supervised_table data/squad --generated squad-queries.jsonl
 
-Systems named +qg train on generated queries too, and are in the table where a file of them is given
-(`hce generate-queries`). Each system is trained once for each seed, and measured on all splits.
+Systems named +qg also train on generated queries; they need a file of them (`hce generate-queries`). Each system is
+trained once per seed, and measured on all splits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WITH_GENERATED = ["bm25+qg", "dpr+qg", "no-tree+qg", "hce+qg"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is not there yet, then show all."""
+    """Run missing systems, then show all results."""
     parser = command_line("supervised_table", __doc__ or "", seeds=3)
     parser.add_argument("--splits", type=names, default=["test"], help="each gets a table of its own")
     parser.add_argument("--systems", type=names, help="with commas between; default: all that can be run")

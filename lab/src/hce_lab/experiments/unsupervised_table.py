@@ -1,4 +1,4 @@
-"""The unsupervised table: systems that see the documents of a collection and no labels, over several collections.
+"""The unsupervised table: systems that train on documents without labels, on several collections.
 
 python -m hce_lab unsupervised_table data/cranfield data/scifact data/nfcorpus data/squad --output docs/results
 """
@@ -27,8 +27,8 @@ MARKS = (
     f"{REFERENCE} the best system without the tree; {BETTER} better and {WORSE} worse than it, p < 0.05 (paired "
     "randomization test over queries, Holm's correction)."
 )
-CQADUPSTACK = "cqadupstack"  # a folder of twelve forums, which BEIR counts as one collection: the mean over them
-LARGE = 200_000  # documents; the paper has an average of the collections below that
+CQADUPSTACK = "cqadupstack"  # a folder of twelve forums, which BEIR averages as one collection
+LARGE = 200_000  # documents; the paper averages over smaller collections
 Found = dict[str, Comparison]
 """What was measured, by collection."""
 Columns = dict[str, list[Comparison]]
@@ -36,7 +36,7 @@ Columns = dict[str, list[Comparison]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run what is not there yet, then show all."""
+    """Run missing systems, then show all results."""
     parser = command_line("unsupervised_table", __doc__ or "", seeds=3, several=True)
     parser.add_argument("--systems", type=names, default=DEFAULT, help="with commas between")
     parser.add_argument("--splits", type=names, default=["test"], help="the split that is measured")
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run_collections(arguments: argparse.Namespace) -> tuple[Found, dict[str, int]]:
-    """Train and measure every system on every collection; return that, and how many documents each has."""
+    """Train and measure all systems; return results and sizes of all collections."""
     found, sizes = {}, {}
     for folder in arguments.folders:
         bench = bench_of(arguments, folder, arguments.measures)
@@ -70,7 +70,7 @@ def run_collections(arguments: argparse.Namespace) -> tuple[Found, dict[str, int
 
 
 def column_of(collection: str) -> str:
-    """Return the column that a collection belongs to: its own, but one for all forums of CQADupStack."""
+    """Return a collection's column: its own, or the one of all CQADupStack forums."""
     return collection.partition("/")[0]
 
 
@@ -83,7 +83,7 @@ def columns_of(found: Found) -> Columns:
 
 
 def _marks(found: Found) -> dict[str, dict[str, str]]:
-    """Mark the systems of each collection by the first measure."""
+    """Return the marks of systems on each collection, by the first measure."""
     return {name: {row.system: row.mark(each.measures[0]) for row in tested(each).rows} for name, each in found.items()}
 
 
