@@ -169,7 +169,7 @@ def _fits(value: Any, hint: Any, may_be_nan: bool) -> bool:
 
 
 def plain_path(path: str | Path, within: str | Path | None = None) -> Path:
-    """Return a path for a library to open; OutsideError unless regular or missing."""
+    """Return a path for a library to open; OutsideError for a link, pipe or folder."""
     is_file(path, within)
     return Path(path)
 

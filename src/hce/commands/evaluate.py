@@ -231,7 +231,7 @@ def _open(source: Source) -> Run | Encoder | Index:
 
 
 def _searcher(task: Task, source: Encoder | Index, rerank: tuple[Reranker, int] | None) -> Searcher:
-    """Return a searcher of the corpus for a model, or of an index in the task's mode."""
+    """Return a searcher in the task's mode, for an index or a model with the corpus."""
     from hce.evaluation.evaluate import DenseSearcher
     from hce.index.index import Index
 

@@ -145,7 +145,7 @@ class VectorFile:
     def start(self, *, replace: bool = False) -> None:
         """Begin, or continue a run of the same identity; all processes call it.
 
-        Fail with InputError on other files. Vectors of another identity are deleted with `replace`, else an error too.
+        InputError if the folder has other files, or vectors of another identity; `replace` deletes those vectors.
         """
         manifest = self.folder / "manifest.json"
         state = read_json(manifest) if manifest.is_file() else {}

@@ -529,7 +529,7 @@ def _check_texts(texts: Sequence[str], side: str) -> None:
 def device_and_dtype(
     device: str | torch.device | None, dtype: torch.dtype | None = None
 ) -> tuple[torch.device, torch.dtype]:
-    """Return device and dtype as given; by default the first GPU's, else the CPU's."""
+    """Fill in a missing device (a GPU, else the CPU) and a missing dtype to suit it."""
     import torch
 
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -437,7 +437,7 @@ class MilvusEngine:
     partition: Partition
     count: int
     last: int  # the last number at that moment; later ones are ignored
-    are_there: Callable[[np.ndarray], np.ndarray]  # which numbers exist at that moment; Milvus may delete later
+    are_there: Callable[[np.ndarray], np.ndarray]  # which numbers exist then; Milvus may still find removed ones
 
     def __len__(self) -> int:
         return self.count

@@ -54,7 +54,7 @@ DRIFTED, ENOUGH = 1.5, 1000  # retrain the codebook if 1,000 or more added vecto
 MOST = 4.0  # limit of values in a codebook or a centroid: vectors have length 1
 
 # Test queries find out how many candidates to score again. They are documents, moved by the documents' RMS distance
-# from their center. For scans of leaves, real queries are as hard as documents moved twice as far (docs/LOG.md).
+# from their center; twice as far to choose how many leaves to scan, since real queries are as hard (docs/LOG.md).
 ASKED, K = 128, 10
 WANTED = 0.995  # share of the ten nearest to be found
 RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # numbers of candidates to choose from

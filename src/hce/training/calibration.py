@@ -127,7 +127,7 @@ def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) ->
 
 
 def remark_of(document: Document) -> Cut | None:
-    r"""Cut the first sentence of the first remark out of a program; None without one.
+    r"""Cut out a program's first comment; ask its first sentence. None without one.
 
     >>> remark_of(Document("a", "/* Add one to a number. Slow. */ int f(int x) { return x + 1; }"))
     Cut(questions=['Add one to a number.'], rest='int f(int x) { return x + 1; }')

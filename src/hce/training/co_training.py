@@ -6,8 +6,8 @@ F0·(1 − λ) + F′·λ. If no mix beats F0, F0 is returned, so that training 
 Held-out labeled queries are often few, and chance decides which epoch and which λ look best on them. So the last
 epoch's weights are kept with λ = 1, unless these queries clearly prefer others (docs/LOG.md). Pseudo-queries are many,
 so the epoch and λ that score best on them are chosen. But people ask other questions. For a table any gain counts,
-because training a table has almost always helped. Training without labels often harms a transformer, which needs a
-clear gain.
+because training a table has almost always helped. Training without labels often harms a transformer, so its gain must
+be clear.
 
 The paper leaves open: the dev metric, which is NDCG@10 here (`hce.training.pairs`); and when to stop, which is after
 `epochs` rounds, or after `patience` epochs without improvement.

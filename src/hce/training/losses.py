@@ -36,7 +36,7 @@ from hce.tree.hierarchy import Hierarchy
 
 Route = Literal["full", "gather"]
 
-# Cost of a gathered float and of a float of the full table, forward and backward, in multiply-adds of a product.
+# What one float costs, forward and backward, in multiply-adds of a product: if gathered, and in the full table.
 # Measured on one CPU core with n = 384. Elsewhere this is a guess; a wrong guess costs time, not correctness.
 _GATHERED_COST, _TABLE_COST = 200, 300
 # Past this many gathered floats (1 GiB) a batch is scored in full, if that is smaller.

@@ -199,7 +199,7 @@ class WordTeacher:
         self.mean_length = max(1.0, float(self.lengths.mean()))
 
     def scores(self, batch: Batch, candidates: np.ndarray) -> np.ndarray:
-        """Score each own document and candidates at positions (B, S): (B, 1 + S).
+        """Score each query's document, then its `candidates` (B, S): (B, 1 + S).
 
         If a query was cut out of its document, the document is scored without the query's words.
         """
@@ -220,7 +220,7 @@ class WordTeacher:
         return np.asarray(totals).reshape(positions.shape)
 
     def _counted(self, bags: Iterable[Counter[str]]) -> tuple[sparse.csr_matrix, np.ndarray]:
-        """Return counts of known words, (texts, words), and each text's number of them."""
+        """Count known words in each text, (texts, words); return their sums by text too."""
         matrix = count_matrix(bags, self.column_of_term, np.float32)
         matrix.sort_indices()
         return matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0]

@@ -186,8 +186,8 @@ class InverseCloze:
     """Inverse cloze task: the query is a random span of a document, the answer is the document.
 
     A span left in its document teaches the encoder to match words; a span cut out, to match meaning. A transformer's
-    step costs by the token, so pairs may be made from a window at the start of each document. A search sees the start
-    and the title too; windows from anywhere measured worse.
+    step costs by the token, so pairs may be made from a window at the start of each document. Windows from anywhere
+    measured worse: in a search, too, a document's vector comes from its title and start.
     """
 
     corpus: Corpus

@@ -14,7 +14,7 @@ from hce.errors import FormatError
 from hce.files import checked_fields, is_file, read_json, sealed, unsealed, write_json
 
 FILE = "asked.json"
-MOST_LOGGED = 10_000  # queries of a longer log to encode, or up to twice as many
+MOST_LOGGED = 10_000  # queries; a longer log is thinned evenly, to this many at least and twice as many at most
 
 
 @dataclass(frozen=True)

@@ -310,8 +310,8 @@ def shown_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-# A strong encoder should move little: few small steps, longer spans, and without labels at most half of the way. All of
-# the way gains recall, but loses at the top of the ranking, which pseudo-queries do not show (docs/LOG.md).
+# A strong encoder should move little: few small steps, longer spans, and without labels at most half of the way. Going
+# all the way gains recall and loses at the top of the ranking. Pseudo-queries do not show this loss (docs/LOG.md).
 TRANSFORMER: dict[str, Any] = {
     "epochs": 2,
     "batch_size": 64,

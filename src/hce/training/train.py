@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 SMALL_CORPUS = 200
 LEAST_TO_TUNE = 400  # labeled queries
-CLEAR = 1.0  # standard errors; fine-tuning that loses more is undone
+CLEAR = 1.0  # standard errors; fine-tuning that loses this much is undone
 SHORT_DOCUMENT = 16  # words and marks; too short to cut a useful span from
 LONG_DOCUMENT = 512  # tokens; few documents have more
 # Bytes for each activation that a trained matrix reads or writes: 4, and half of that for the scores of attention. By

@@ -159,7 +159,7 @@ class Rows:
         device: torch.device,  # where products with the rows are computed
         *,
         is_held: bool = True,  # whether the source is in memory, as unit float32 rows
-        is_unit: bool = True,  # whether the rows are already unit vectors
+        is_unit: bool = True,  # for a source that is not held: whether its rows are unit vectors
         index: np.ndarray | None = None,  # the rows of the source to use; by default all
     ) -> None:
         self._source, self.device, self._index = source, device, index
