@@ -120,7 +120,7 @@ class Ranking(NamedTuple):
 class VectorsByContent(NamedTuple):
     """Vectors of texts by one encoder, and the content keys of these texts."""
 
-    contents: np.ndarray  # hashes, (T,), int64, and not numbers, which repeat if an older store is restored
+    contents: np.ndarray  # int64 hashes, (T,); document numbers would repeat if an older store is restored
     vectors: np.ndarray  # (T, n)
 
     @classmethod
@@ -255,7 +255,7 @@ class Untrained:
 
 def _load_local(spec: str) -> Encoder:
     """Load an encoder that an index names; never download what a stranger may name."""
-    from hce.encoding.encoder import Encoder  # imports torch, so that the server starts without waiting for it
+    from hce.encoding.encoder import Encoder  # here, so that the server starts before torch is imported
 
     try:
         return Encoder.load(spec, local=True)

@@ -286,7 +286,7 @@ def _rankings(
 def cosines_of(
     searched: Searched, query_vector: np.ndarray, passage_of: dict[int, int], numbers: np.ndarray
 ) -> np.ndarray:
-    """Compute cosines (m,) of documents, or of nearer passages, put in `passage_of`."""
+    """Return the higher cosine of each document and its passages; fill `passage_of`."""
     if not len(numbers) or searched.engine is None:
         return np.zeros(0, np.float32)
     cosines = searched.engine.scores(query_vector, numbers)
@@ -415,7 +415,7 @@ LENGTHS = (3, 8, 20)  # of the spans, in words
 LEAST = 60  # spans that thresholds need
 SECONDS = 10.0  # time limit of these searches
 AT_ONCE = 24  # spans per search
-DEPTH = 10  # hits to look at for one that is not near-equal to the span's own document
+DEPTH = 10  # hits of a span; the first one not near-equal to the span's own document is measured
 FARTHEST = 0.2  # share of the spans' best hits that counts as too far off; measured in docs/LOG.md
 
 

@@ -102,7 +102,7 @@ def grow_named_tree(
 
 
 def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Return the folder of a tree of the current documents: `name`, or a new one."""
+    """Grow a tree in a new folder, unless `name` is current; return the folder."""
     with suppress(FormatError):
         if np.array_equal(NumberedHierarchy.load(index_folder / name).numbers, reader.numbers()):
             return name

@@ -242,7 +242,7 @@ class ReplicaStore(Store):
         self._refreshed = time.monotonic()
 
     def _copy(self, writer: Writer, after: int, moment: Moment, removed: set[int]) -> None:
-        """Delete the removed documents, then copy those with numbers above `after`."""
+        """Delete the removed documents, then copy all others numbered above `after`."""
         writer.go_to(moment, removed)
         last = moment.last
         with progress_bar("reading from Milvus", last - after, "documents", show=last - after >= MANY) as advance:

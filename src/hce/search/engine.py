@@ -33,11 +33,11 @@ from hce.tree.hierarchy import Hierarchy
 ENGINES = ("codes", "exact")
 ELSEWHERE = ("milvus",)  # engines outside this process, at an address: see `hce.milvus.engine`
 
-CODED_FROM = 10_000  # vectors; scoring all of fewer takes less than a third of a millisecond
+CODED_FROM = 10_000  # vectors; fewer are all scored, in less than a third of a millisecond
 WIDE_FROM = 200_000  # vectors; wide codes then scan faster, although they need more candidates
-ROUTED_FROM = 4_000_000  # vectors; the codes of fewer are all scanned, in 2 ms per million
+ROUTED_FROM = 4_000_000  # vectors; with fewer, every code is scanned, in 2 ms per million
 GROWN = 4  # times as many vectors as when the engine was built: then it is rebuilt
-FEW = 20_000  # vectors left by a filter; scoring all of fewer takes no longer than a scan
+FEW = 20_000  # vectors left by a filter; fewer are all scored, which takes no longer than a scan
 MARGIN = 1.25  # times as many candidates are fetched as wanted, in case more of them are hidden than expected
 AT_ONCE = 65_536  # rows
 WIDER = 4  # times as many passages are fetched if those found belong to too few documents
@@ -53,8 +53,8 @@ LEAF = 64  # vectors per leaf on average, at least
 DRIFTED, ENOUGH = 1.5, 1000  # retrain the codebook if 1,000 or more added vectors have 1.5 times the first error
 MOST = 4.0  # limit of values in a codebook or a centroid: vectors have length 1
 
-# Test queries find out how many candidates to score again. They are documents, moved by the documents' RMS distance
-# from their center; twice as far to choose how many leaves to scan, since real queries are as hard (docs/LOG.md).
+# Test queries decide how many candidates are scored again. They are documents with noise as long as the documents' RMS
+# distance from their center; twice as long to choose how many leaves to scan: real queries are as hard (docs/LOG.md).
 ASKED, K = 128, 10
 WANTED = 0.995  # share of the ten nearest to be found
 RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # numbers of candidates to choose from
@@ -651,7 +651,7 @@ class Rows:
             self._picked = mapped(path, base.dtype)
             if isinstance(self._picked.base, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
                 self._picked.base.madvise(mmap.MADV_RANDOM)
-        self._more = np.empty((0, base.shape[1]), base.dtype)  # with room for rows to come
+        self._more = np.empty((0, base.shape[1]), base.dtype)  # appended rows, then free space
         self._count = len(base)
 
     def __len__(self) -> int:

@@ -32,7 +32,7 @@ PRIVATE = "hce-words-"  # prefix of the folders of private copies
 WRITER_ENDED = ("writer was killed", "orker thread")  # in tantivy's errors after its thread has died
 MOST_LOOKED_FOR = 64  # first words of a query that `Words.matched` looks for
 SHORT = range(1, 4000)  # lengths in characters of texts that are faster to read than to look up in tantivy
-SPARE = 8  # hits beyond k, which order most ties at the last place without a second search
+SPARE = 8  # hits beyond k to search for; with these, few ties at the last place need a second search
 
 
 class FoundByWords(NamedTuple):

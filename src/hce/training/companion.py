@@ -2,7 +2,7 @@
 
 A transformer is strong but slow to train, and training it without labels gains little. A token table with the same
 tokenizer is weak, but trains in a minute; a table of the corpus's own words is fitted in seconds. Joined to the
-unchanged transformer, both separate documents that the transformer cannot (docs/LOG.md). Calibration chooses their
+unchanged transformer, each distinguishes documents that the transformer cannot (docs/LOG.md). Calibration chooses their
 share of a score; 0, the encoder alone, is among the choices. With companions the transformer's vectors are centered.
 Centering alone changes little, but with it companions do no harm to a much better transformer.
 """

@@ -431,7 +431,7 @@ def push(model: str | Path, repository: str, *, public: bool = False) -> tuple[s
 def uploads_of(folder: Path) -> dict[str, Path | bytes]:
     """Return what to upload, by name: files with checksums, and the model card.
 
-    Held-out queries are not uploaded, because they quote the corpus. Paths are cut to their last part.
+    Held-out queries are not uploaded, because they quote the corpus. Facts and card keep only the last part of paths.
     """
     facts = ModelFacts.read(folder)
     require_undamaged(folder, REMEDY)

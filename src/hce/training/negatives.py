@@ -139,7 +139,7 @@ class NearNegatives(MinedNegatives):
     beam = 4  # leaves to search
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to find; the few held-out ones need no extra."""
+        """Return how many documents to find; few under the walk's leaves are held out."""
         return max(MINED_FROM, self.count) + batch.known.shape[1]
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from hce.training.pairs import CUTOFF, DevSet, LabeledPairs, ndcg_of_rankings, p
 
 logger = logging.getLogger(__name__)
 
-LEAST_LABELS = 400  # labeled queries to learn a map from: with 180 the held-out 20 choose by chance (docs/LOG.md)
+LEAST_LABELS = 400  # labeled queries; with 180, only 20 are held out, and chance decides (docs/LOG.md)
 MOST_QUERIES, PAIRS_OF_A_QUERY = 20_000, 4
 POOL = 8192  # documents that queries are contrasted with; more if labels name more
 EPOCHS, MOST_STEPS, BATCH = 10, 4000, 64

@@ -536,7 +536,7 @@ def evened(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Move nodes out of clusters with over `LARGEST` times the mean document count.
 
-    `nodes` are unit rows with these `sizes` in documents. Return the new `parent` of each, and the new `centroids`.
+    `nodes` are unit rows; `sizes` counts their documents. Return the new `parent` of each, and the new `centroids`.
     """
     most = LARGEST * sizes.sum() / len(centroids)
     for _ in range(EVENING_ROUNDS):
