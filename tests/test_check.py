@@ -480,7 +480,7 @@ def test_the_command(index):
     run(index, "UPDATE vectors SET vector = zeroblob(length(vector)) WHERE number < 40")
     code, text = hce("check", index)
     assert code == 1
-    assert text.startswith("damaged    vectors: the vector of document number 4 is not as it was; --repair heals it\n")
+    assert text.startswith("damaged    vectors: the vector of document number 4 has changed; --repair heals it\n")
     assert text.count("\n") == 11  # ten of them, and the verdict
     code, text = hce("check", index, "--json")
     assert code == 1

@@ -247,7 +247,7 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
             continue
         left.discard(number)
         if not _is_vector(vector, reader.dim) or checksum != vector_checksum(number, vector):
-            yield numbers.unsound("vectors", number, f"the vector of document number {number} is not as it was")
+            yield numbers.unsound("vectors", number, f"the vector of document number {number} has changed")
     for number in sorted(left):
         yield numbers.unsound("vectors", number, f"document number {number} has no vector")
 
@@ -262,7 +262,7 @@ def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> It
         is_sound = is_sound and checksum == row_checksum(*row)
         for number in {before, document} if not is_sound else {document} if is_damaged else set():
             if number in numbers.there:
-                yield numbers.unsound("passages", number, f"a passage of document number {number} is not as it was")
+                yield numbers.unsound("passages", number, f"a passage of document number {number} has changed")
         before, is_damaged = document, not is_sound
 
 

@@ -289,7 +289,7 @@ def _opened(file: Path) -> closing[sqlite3.Connection]:
     try:
         made = connection.execute("SELECT sql FROM sqlite_master").fetchall()
         if made not in ([], [(SCHEMA.replace("IF NOT EXISTS ", ""),)]):
-            raise sqlite3.DatabaseError("it is not as hce makes it")
+            raise sqlite3.DatabaseError("hce did not make it")
     except BaseException:
         connection.close()
         raise
