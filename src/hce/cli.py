@@ -42,7 +42,7 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *offered_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by name; fail with advice if it is in `hce-lab`."""
+        """Find a command by name; fail with advice if it needs a missing `hce-lab`."""
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         if (offer := offered_commands().get(cmd_name)) is not None:
@@ -76,7 +76,7 @@ for command in COMMANDS:  # in the order of `hce --help`, where an underscore in
 
 
 def main() -> None:
-    """Run the command line; report an error that the user can fix in one line."""
+    """Run the command line; report in one line an error that the user can fix."""
     _prepare_streams()
     try:
         for number, argument in enumerate(sys.argv[1:], start=1):

@@ -183,7 +183,7 @@ def _come_and_go(out: Console, index: Index) -> None:
 def python_docstrings(library: Path | None = None) -> Dataset:
     """Make a dataset of the docstrings of the standard library, or of `library`.
 
-    A document's id is the dotted name of what it documents. It has no title: queries often repeat the name.
+    A document's id is the dotted name of what it documents; a title with that name would make many queries too easy.
     """
     library = library or Path(sysconfig.get_paths()["stdlib"])
     documents: dict[str, Document] = {}

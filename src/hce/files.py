@@ -1,10 +1,10 @@
 """Files and folders: safe reading of untrusted ones, atomic writes, locks, checksums, and mapped arrays.
 
 An index or a model may come from a stranger. Nothing outside its folder is opened, listed or deleted. The folder itself
-may be a link. A link, a pipe or a device inside it raises OutsideError. Our readers open files with `open_file` or
-`read_bytes`. A library that opens paths itself gets a `plain_path`, or a folder that passed `check_tree`. transformers
-and sentence-transformers open any path that a setting names, such as `tokenizer_file`, so call `require_inside` on a
-model's folder first. Delete with `delete_file` or `delete_folder`.
+may be a link. A link, a pipe or a device inside it raises OutsideError; only links within the hub's cache are followed.
+Our readers open files with `open_file` or `read_bytes`. A library that opens paths itself gets a `plain_path`, or a
+folder that passed `check_tree`. transformers and sentence-transformers open any path that a setting names, such as
+`tokenizer_file`, so call `require_inside` on a model's folder first. Delete with `delete_file` or `delete_folder`.
 
 A file or folder is written under a temporary name next to its final one, flushed to disk, then renamed. The writer
 locks it meanwhile. The next write of the same name deletes temporary files without a lock: their writer was killed.
@@ -90,8 +90,8 @@ _released: list[mmap.mmap] = []  # the files of the active `released` blocks
 def open_file(path: str | Path, within: str | Path | None = None, *, most: float = math.inf) -> BinaryIO:
     """Open a regular file for reading, along a path without links.
 
-    `within` is the folder of the index or model, by default the file's folder; its own path may be a link. Anything but
-    a regular file raises OutsideError, and a file of more than `most` bytes FormatError.
+    `within` is the folder of the index or model, by default the file's folder; that folder itself may be a link.
+    Anything but a regular file raises OutsideError, and a file of more than `most` bytes FormatError.
     """
     path = Path(path)
     _check_size(path, _require_plain(path, within, stat.S_ISREG), most)
@@ -153,7 +153,7 @@ def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = 
 
 
 def _fits(value: Any, hint: Any, may_be_nan: bool) -> bool:
-    """Return whether a JSON value has a type."""
+    """Return whether a JSON value is of the type `hint`."""
     origin, of = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_fits(value, each, may_be_nan) for each in of)
@@ -350,7 +350,7 @@ def delete_folder(path: str | Path, within: str | Path | None = None) -> bool:
 
 
 def _strange(folder: Path) -> str | None:
-    """Return why hce may not delete a folder; None if it wrote everything in it."""
+    """Return why hce may not delete a folder; None if hce wrote all files in it."""
     try:
         files, device = check_tree(folder), folder.stat().st_dev
     except (OutsideError, FormatError, OSError) as error:
@@ -561,7 +561,7 @@ def _neighbor(path: Path, make: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def _made_and_locked(make: Callable[[], Path]) -> tuple[Path, int]:
-    """Make a path and lock it; −1 on a system without locks."""
+    """Make a path and lock it; the lock is −1 on a system without locks."""
     while True:
         path = make()
         if fcntl is None:
@@ -755,7 +755,7 @@ def released(vectors: object) -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Release the pages of all arrays in `released` now, after scattered reads.
+    """Release the pages of the arrays in all active `released` blocks now.
 
     The system maps 64 KB around each row, so scattered reads may map an entire file between two timed releases.
     """

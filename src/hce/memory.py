@@ -56,7 +56,7 @@ def use_few_arenas() -> None:
 
 
 def index_needs(documents: int, dim: int, engine: str) -> dict[str, int]:
-    """Estimate peak bytes per indexing stage, passages included."""
+    """Estimate peak bytes per indexing stage; `documents` should count passages too."""
     vectors = 4 * dim * documents
     held = vectors if vectors <= HELD else 0
     needs = {

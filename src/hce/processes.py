@@ -1,7 +1,7 @@
 """Run several processes as one: share work, gather rows with gradients, average gradients, stop together.
 
-With a single process, every function returns its input, so the same code serves one process and many. Processes
-exchange numbers, JSON and safetensors; nothing is pickled.
+With a single process, nothing is exchanged and values stay unchanged, so the same code serves one process and many.
+Processes exchange numbers, JSON and safetensors; nothing is pickled.
 
 Processes wait for each other in torch's collectives. A collective fails if a process died or was silent for `TIMEOUT`.
 When one process fails, torchrun and accelerate end the others on its host. A process that stops leaves its reason in
@@ -250,7 +250,7 @@ def together(how_to_go_on: str) -> Iterator[torch.device]:
 
     Raises:
         InputError: the hosts run different code.
-        AwayError: the processes cannot meet, one stopped, or one was lost; then the message ends with `how_to_go_on`.
+        AwayError: the processes cannot meet, one stopped, or one was lost; if lost, `how_to_go_on` ends the message.
     """
     device = _meet()
     others = _Others()
@@ -310,7 +310,7 @@ class _Others:
         self._store: Any = dist.PrefixStore("hce", met)  # type: ignore[attr-defined]
 
     def leave(self) -> None:
-        """Wait until all are done; the first process has work after the others end."""
+        """Wait until all are done; the first process works longer than the others."""
         if self._rank == 0:
             self._store.set("done", "")
         while not self._store.check(["done"]):

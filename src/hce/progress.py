@@ -46,7 +46,7 @@ def bars_shown(show: bool = True) -> Iterator[None]:
 def progress_bar(description: str, total: int | None, unit: str, *, show: bool | None = None) -> Iterator[Advance]:
     """Yield a function to call with the number of items just done.
 
-    `total` may be None, or an estimate that the count never exceeds. `show=None` shows a bar only inside `bars_shown`.
+    `total` may be None or an estimate; the count shown stops at it. `show=None` shows a bar only inside `bars_shown`.
     """
     if not (_shown.get() if show is None else show):
         yield lambda count: None
@@ -74,7 +74,7 @@ def counted(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
 
 @contextmanager
 def every(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Call a function every few seconds in a thread while the block runs."""
+    """Call a function every `seconds` seconds in a thread while the block runs."""
     ended = threading.Event()
 
     def repeat() -> None:

@@ -162,8 +162,8 @@ def parse_named(option: str, items: Iterable[str], known: Mapping[str, str]) -> 
 
     Args:
         option: the option's name, for messages.
-        items: the option's values; a value may contain commas, and only an id may be empty.
-        known: the allowed names, with a placeholder of each value.
+        items: strings as above; what follows an "=" may contain commas, and be empty only for an id.
+        known: the allowed names, each with a placeholder for its value.
 
     Raises:
         InputError: an unknown name, a name twice, or no value.
@@ -228,7 +228,7 @@ def together(how_to_go_on: str) -> Iterator[torch.device | None]:
 
     Raises:
         InputError: the hosts run different code.
-        AwayError: a host cannot be reached, or was lost; the message ends with `how_to_go_on`.
+        AwayError: a host cannot be reached, or was lost; if lost, the message ends with `how_to_go_on`.
     """
     if is_alone():
         yield None

@@ -63,7 +63,7 @@ def tree(
 
 
 def _ids(path: Path, saved: Path) -> list[str | None] | None:
-    """Return the ids of an index's tree, with None for documents removed since."""
+    """Return the ids of the documents in an index's tree, with None for removed ones."""
     from hce.index.index import Index
     from hce.index.manifest import is_index
     from hce.index.tree import NumberedHierarchy

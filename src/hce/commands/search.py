@@ -192,7 +192,7 @@ def serve(
 
     use_few_arenas()
     with Index.open(path) as index:
-        with progress_bar("loading", None, "modules"):  # takes seconds, so the index is opened first
+        with progress_bar("loading", None, "modules"):  # imports take seconds, so a wrong path fails first
             from hce.web.app import Server, create_app, listen, url_of
             from hce.web.guard import rules_for
 
@@ -234,7 +234,7 @@ def mcp(path: common.ReadIndexArgument) -> None:
 
 
 def _why_nothing(mode: str, *, has_conditions: bool) -> str:
-    """Return why there are no hits: search by meaning finds every allowed document."""
+    """Return why there are no hits: no word in common, or no document to search."""
     if mode == "words":
         return f"no document {'that matches the conditions ' if has_conditions else ''}shares a word with the query"
     return "no document matches the conditions" if has_conditions else "the index is empty"

@@ -61,7 +61,7 @@ def recipe_option(name: str, **limits: Any) -> Any:
 
 
 def read_settings(items: Iterable[str], **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parse --set; return the settings of the run, and of the recipe with `given`.
+    """Parse --set; return the run's settings, and the recipe's joined with `given`.
 
     Raises:
         InputError: an unknown setting, a value of the wrong type, or a setting twice.
@@ -262,7 +262,7 @@ def demo(
 
 @contextmanager
 def _reported(tracker: str, recipe: Recipe, folder: Path, *, is_shown: bool) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that shows an epoch, and logs it to a tracker if named."""
+    """Yield a function that shows an epoch, and logs it to `tracker` unless empty."""
 
     def show(epoch: Epoch) -> None:
         if is_shown:
@@ -306,7 +306,7 @@ def _log(path: Path) -> list[str] | QueryMean:
 def _label_sets(
     source: Path, corpus: Corpus, files: LabelFiles, mode: str, *, strict: bool
 ) -> dict[str, Labels | None]:
-    """Read pairs, generated and dev from files, or from a BEIR folder's splits."""
+    """Read the labels `pairs`, `generated` and `dev` from files or a BEIR folder."""
     from hce.data.judgments import Labels, Qrels, find_queries, find_split, read_generated, read_queries, splits
 
     queries, qrels, dev, generated, _ = files

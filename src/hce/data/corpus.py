@@ -1,8 +1,8 @@
 """Corpus: a collection of documents, checked once when read, with random access.
 
-A document costs 16 bytes of memory, or 24 in a folder of parts. Texts stay in JSONL files and are fetched by position;
-other formats are copied to temporary JSONL files. Several processes share out the files of a folder of parts, and
-exchange the documents' positions.
+A document costs 16 bytes of memory, or 24 if the corpus is a folder of parts (JSONL or Parquet files). Texts stay in
+JSONL files and are fetched by position; other formats are copied to temporary JSONL files. Several processes share out
+the parts, and exchange the documents' positions.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Corpus(Sequence[Document]):
 
         Args:
             path: where the documents are.
-            reading: which fields to read, and other options; by default they are detected.
+            reading: which fields to read (by default, those with common names), and other options.
             share_out: divides the files of a folder among processes, and returns what all of them found.
             copies: a folder that these processes share, for copies of parts without random access, such as Parquet
                 and .gz files. By default a temporary folder.
@@ -424,7 +424,7 @@ def _scan(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Scan]:
 def _spool(
     records: Iterable[Record], name: str, reading: Reading, bad: Bad, file: IO[bytes]
 ) -> tuple[_JsonlFile, _Scan]:
-    """Check documents and write each to a file, followed by a line with its source."""
+    """Check documents and write each to a file, followed by a line with its place."""
     scan, position, fields = _Scan(name), 0, None
     with progress_bar("reading", None, "documents") as advance:
         for row, record in enumerate(counted(records, advance), start=1):

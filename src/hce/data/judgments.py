@@ -275,7 +275,7 @@ def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
 
 
 def read_generated(path: str | Path) -> Labels:
-    """Read generated queries: records with `document` (or an id) and `query`."""
+    """Read generated queries: records with `document` (or `_id`, `id`) and `query`."""
     queries: dict[str, Query] = {}
     judgments = []
     for count, (where, fields) in enumerate(read_records(path)):

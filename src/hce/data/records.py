@@ -34,7 +34,7 @@ LONGEST_RECORD = 100_000_000  # bytes; no document is longer, but a .gz of a few
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md/.html/.pdf, or -"
 DELIMITERS = (",", ";", "\t", "|")  # the most frequent one in a CSV file's header is taken, and on a tie the first
-ROWS_AT_ONCE = 64  # of a Parquet file; few, since a file may store a long text once for many rows
+ROWS_AT_ONCE = 64  # of a Parquet file; few: a long text that the file stores once is copied to each row
 CHUNK = 1 << 20  # characters of a JSON text read at once
 BLANKS = re.compile(r"[ \t\r\n]*")
 
@@ -55,7 +55,7 @@ class Reading:
     text_field: str | None = None
     row_ids: bool = False  # use row numbers, from 1, as ids
     remembered: bool = False  # the fields come from earlier documents, and are ignored if a source lacks them
-    delimiter: str | None = None  # between CSV or TSV cells, or "tab"; by default detected from a CSV file's header
+    delimiter: str | None = None  # between CSV or TSV cells: a character, or "tab"; by default found in a CSV's header
     encoding: str = "utf-8"  # of text files
     skip_bad: bool = False  # skip records and files that cannot be read, and report them
 
@@ -105,7 +105,7 @@ Bad = Callable[[InputError], None]
 
 
 def refuse(error: InputError) -> None:
-    """Raise the error, which stops at the first fault."""
+    """Raise the error, so that reading stops at the first fault."""
     raise error
 
 

@@ -80,7 +80,7 @@ ENGLISH_ENCODERS = ("static", "minilm")
 MULTILINGUAL_ENCODER = "sentence-transformers/paraphrase-multilingual-MiniLM-L12-v2"
 SAMPLE, BEGINNING = 200, 2000  # documents whose language is detected, and characters of each
 LEAST_LETTERS = 20  # fewer do not identify a language
-SURE = 0.8  # the least probability of a language; code and numbers stay below
+SURE = 0.8  # the least probability to accept a language; program code and numbers stay below
 
 LONGEST_WORD = 255  # bytes; anything longer is not a word
 MOST_PIECES, LONGEST_PIECE = 1 << 17, 40  # cached pieces, and characters of one: about 40 MB
@@ -302,7 +302,7 @@ def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Pas
 
 
 def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
-    """Return the tokens to cut before, for cuts at sentences, words and tokens."""
+    """Return the tokens that a cut may precede: after sentences, words and tokens."""
     starts, stops = places[:, 0], places[:, 1]
     apart = np.ones(len(places), dtype=bool)  # whether all earlier tokens have ended where a token begins
     apart[1:] = starts[1:] >= np.maximum.accumulate(stops)[:-1]
@@ -335,7 +335,7 @@ class Snippet(NamedTuple):
 
 
 class QueryWords:
-    """The words of a query to mark in a list of `texts` documents.
+    """The words of a query to mark in documents; `texts` is the number of documents.
 
     Function words and single letters are marked only if the query has no other words.
     """
@@ -350,7 +350,7 @@ class QueryWords:
         self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
 
     def __contains__(self, word: str) -> bool:
-        """Return whether a word is one of the query's, with or without an ending."""
+        """Return whether a word is one of the query's, or one of these plus an ending."""
         if len(word) > self._longest:
             return False
         word = word.casefold()
