@@ -1,10 +1,10 @@
 """Models by name: bundled MiniLM, a static table distilled from it, hub models.
 
-Bundled packages are third parties' re-uploads. Their code never runs, and each file that is read must match the
-checksum of the published one. Tables are distilled once and cached.
+The packages of bundled models are uploads by third parties. Their code never runs, and each file that is read must
+have the checksum of the file that the model's authors published. Tables are distilled once and cached.
 
 A mistyped name fails before anything is loaded. The hub's client asks five times for each file of a model, which takes
-minutes without a network. So one request without retries comes first, and decides.
+minutes without a network. So one request without retries comes first, and shows whether the hub answers.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ MINILM_FILES = {  # the sha256 of each published file
 }
 MINILM_MAX_TOKENS = 256  # as in its published sentence_bert_config.json
 
-# model2vec's default weight for a token of Zipf rank r: a / (a + p(r)). Fitting a table to a corpus replaces it by the
-# corpus's own token statistics.
+# model2vec's default weight for a token of Zipf rank r: a / (a + p(r)). Fitting a table to a corpus replaces this
+# weight by one from the corpus's token counts.
 SIF_COEFFICIENT = 1e-4
 POOLINGS = {"cls": "first", "lasttoken": "last"}  # names in sentence-transformers, and in model2vec
 STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
@@ -73,7 +73,7 @@ CHARACTERS_PER_TOKEN = 4.2  # of English, measured
 OPERATIONS_PER_TOKEN = 31e6
 ROWS, COLUMNS, INNER = 256, 1536, 384
 WINDOW = 256  # tokens of a text that training reads; an index reads all of a long text
-# Mean nDCG@10 of a hybrid search on test queries of six collections (README.md), with and without `hce train`.
+# Mean nDCG@10 of an index's search on test queries of six collections (README.md), with and without `hce train`.
 NDCG: dict[Work, dict[str, float]] = {
     "train": {"static": 0.552, "minilm": 0.604},
     "index": {"static": 0.541, "minilm": 0.601},
@@ -192,7 +192,7 @@ def folder_of(package: str) -> Path | None:
 
 
 def verify(path: Path, published: str, what: str, to_install: str) -> None:
-    """Fail with FormatError if a file is missing or does not have this sha256."""
+    """Fail with FormatError if a file is missing or its sha256 is not `published`."""
     found = file_sha256(path) if path.is_file() else "missing"
     if found != published:
         raise FormatError(
@@ -275,10 +275,10 @@ def _is_on_the_hub(name: str) -> bool:
 
 
 def chosen_encoder(name: str, corpus: Corpus, work: Work, option: str) -> tuple[str, str | None]:
-    """Return the encoder's name, and a line that compares the other bundled encoder.
+    """Return the encoder's name, and for a bundled one how long MiniLM would take.
 
-    "auto" means MiniLM on a GPU, or if encoding the corpus takes at most ten minutes; else static. The line names
-    `option`, the command line's option for the encoder.
+    "auto" means MiniLM if there is a GPU, or if MiniLM encodes the corpus in at most ten minutes; else static. The line
+    names `option`, the command line's option for the encoder.
     """
     if name not in (AUTO, *BUNDLED):
         return name, None

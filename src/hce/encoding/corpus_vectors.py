@@ -2,7 +2,7 @@
 
 One process encodes, or several do together. A folder holds `vectors.npy` and `manifest.json`, which lists the finished
 blocks of rows and their checksums. Damaged blocks are encoded again. A run continues another run's work only if their
-identities are equal.
+identities (encoder, corpus and chunk size) are equal.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 ROWS_AT_ONCE = 4096
 TEXTS_AT_ONCE = 16_384
-# For a transformer: a kill loses these, half a minute's work on a CPU. Texts are sorted by length within a chunk, so
-# smaller chunks need more padding: 512 cost 1.5 to 4 % more tokens than 4,096, and 256 cost 3 to 8 %.
+# Rows in a transformer's chunk. A kill loses a chunk: half a minute's work on a CPU. Texts are sorted by length within
+# a chunk, so smaller chunks need more padding: 512 cost 1.5 to 4 % more tokens than 4,096, and 256 cost 3 to 8 %.
 FEW_AT_ONCE = 512
 
 
@@ -50,12 +50,12 @@ def encode_corpus(
 
     If several processes call this, each encodes a part. `on_tokens` gets the tokens of texts that this call encodes.
 
-    With a folder, which all processes share, the vectors are memory-mapped from there; changes stay in memory. After a
-    kill, the next call continues with any number of processes, and writes the same bytes. A process writes `chunk_size`
-    rows at a time: by default 4,096 from a table, 512 from a transformer.
+    With a folder, which all processes share, the vectors are memory-mapped from there; changes to rows stay in memory.
+    After a kill, the next call continues with any number of processes, and writes the same bytes. A process writes
+    `chunk_size` rows at a time: by default 4,096 with a table, 512 with a transformer.
 
-    Fail with InputError if the folder cannot be written or holds other files. With `replace`, vectors of another
-    encoder, corpus or chunk size are deleted; without it, they are an error too.
+    Fail with InputError if the folder cannot be written, or holds other files. If it holds vectors of another encoder,
+    corpus or chunk size, `replace` deletes them; without `replace`, fail with InputError.
     """
     encode = encoder.encode if on_tokens is None else partial(encoder.encode, on_tokens=on_tokens)
     show = progress if is_first_process() else False
@@ -77,7 +77,7 @@ def encode_corpus(
 def _encode_to_file(
     encode: Callable[[list[str]], np.ndarray], corpus: Corpus, file: VectorFile, chunk_size: int, show: bool | None
 ) -> None:
-    """Encode in rounds: each process writes a chunk, then the first one records all."""
+    """Encode in rounds: each process writes a chunk, then the first records all."""
     with progress_bar("encoding", len(corpus), "documents", show=show) as advance:
         advance(file.done)
         for start in range(file.done, len(corpus), chunk_size * process_count()):
@@ -104,7 +104,7 @@ def encode_among_processes(
     `encode` turns positions and their texts into rows of shape (texts, dim); processes exchange rows on the device.
     """
     padded = -(-len(corpus) // process_count()) * process_count()
-    rows = np.minimum(np.arange(padded)[own_rows(padded)], len(corpus) - 1)  # repeat the last one, for equal parts
+    rows = np.minimum(np.arange(padded)[own_rows(padded)], len(corpus) - 1)  # repeat the last document, for equal parts
     vectors = np.empty((len(rows), dim), dtype=np.float32)
     with progress_bar("encoding", len(rows), "documents", show=progress) as advance:
         for start in range(0, len(rows), at_once):
@@ -117,7 +117,7 @@ def encode_among_processes(
 
 
 class Block(NamedTuple):
-    """Rows that were written together: the row after the last, and their checksum."""
+    """Rows that were written together: the position after them, and their checksum."""
 
     stop: int
     checksum: int

@@ -3,8 +3,8 @@
 An encoder is a table, any sentence-transformers model, or several of them side by side. Tree, losses and index need
 vectors of length 1, so a model that does not end in a Normalize module gets one.
 
-NumPy sums tables (`hce.encoding.tables`). A table is turned into a torch module only when `Encoder.model` is needed, to
-train or to save it.
+NumPy sums the rows of tables (`hce.encoding.tables`). A table is turned into a torch module only when
+`Encoder.model` is needed, to train or to save it.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SORTED_AT_ONCE = 8192  # texts sorted by length together; more would not save more padding
-# Tokens in a forward pass. A CPU is fastest when a batch's activations stay in its cache, a GPU when it is full.
+# Tokens in a forward pass. A CPU is fastest if a batch's activations stay in its cache, a GPU if all its cores work.
 CPU_TOKENS, GPU_TOKENS, STATIC_TOKENS = 2048, 65_536, 262_144
 MOST_COUNTED = 1 << 18  # documents whose tokens are counted
-CHARACTERS_PER_TOKEN = 4  # a guess, for models whose tokenizer cannot be asked
+CHARACTERS_PER_TOKEN = 4  # a guess, for tables and for models without a tokenizer of transformers
 UNLIMITED_WINDOW = 512  # tokens, for encoders without a limit: in a longer text, single sentences hardly count
 NO_LIMIT = 10**9  # a tokenizer's limit above this means no limit
 
@@ -121,7 +121,7 @@ class Encoder:
 
         Args:
             spec: which encoder.
-            device: where to compute; by default the first GPU, else the CPU. Tables are summed by the CPU.
+            device: where to compute; by default the first GPU if there is one, else the CPU. A table uses the CPU.
             dtype: what to compute in; by default bfloat16 on a GPU that has it, else float32.
             prompts: texts put before each "query" or "document", instead of the model's own.
             local: stay off the hub; a hub id then works only if it was downloaded before.
@@ -188,7 +188,7 @@ class Encoder:
 
     @property
     def table(self) -> Table | None:
-        """The encoder's table with its current weights; None if it is not one table."""
+        """The encoder's table with its current weights; None if it is no single table."""
         if self._model is None or self._parts:
             return self._table
         from hce.encoding.side_by_side import table_of
@@ -266,9 +266,10 @@ class Encoder:
         return self.prompts.of(side)
 
     def save(self, path: str | Path) -> None:
-        """Write a directory, atomically, for `SentenceTransformer(path)`.
+        """Write, atomically, a directory that `SentenceTransformer(path)` loads.
 
-        The loaded model gives the same vectors. An encoder with companions needs `trust_remote_code=True` and hce.
+        The loaded model gives the same vectors. Loading companions, a query map or a table of words needs hce and
+        `trust_remote_code=True`.
 
         Raises:
             InputError: `path` exists and is not an empty folder.
@@ -319,7 +320,7 @@ class Encoder:
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of the first part; None if that is a table of words."""
+        """The tokenizer of the first part; None for a table of words."""
         first = self._first
         return first._table.tokenizer if first._table else first.model.tokenizer
 
@@ -349,7 +350,7 @@ class Encoder:
         return max(1, int(limit) - taken) if limit and limit < NO_LIMIT else UNLIMITED_WINDOW
 
     def token_offsets(self, text: str) -> Offsets:
-        """Return the start and end of each token of a text, beyond the window too."""
+        """Return the start and end of each token of a text, even beyond the window."""
         tokenizer = untruncated(self.tokenizer)
         if tokenizer is None:
             raise InputError(f"{self.name}: its tokenizer gives no positions of tokens; count spans in words")
@@ -364,7 +365,7 @@ class Encoder:
 
     @contextmanager
     def remembering_tokens(self) -> Iterator[None]:
-        """Have a token table tokenize each word once in this block."""
+        """Tokenize each word only once in this block, if this is a token table."""
         if self.is_table and self.tokenizer is not None and self._token_memo is None:
             self._token_memo = TokenMemo.of(self.tokenizer)
         try:
@@ -403,7 +404,7 @@ class Encoder:
     ) -> np.ndarray:
         """Encode texts to unit vectors, float32, of shape (texts, n).
 
-        A text without any known token gets the fixed vector (1, …, 1)/√n; with `zeros`, it stays 0. If the encoder
+        A text without any known token gets the fixed vector (1, …, 1)/√n; with `zeros`, its vector is 0. If the encoder
         `has_states`, `on_tokens` is called with each text's tokens, except special tokens and the prompt's.
 
         >>> encoder = Encoder.load("static")
@@ -529,7 +530,7 @@ def _check_texts(texts: Sequence[str], side: str) -> None:
 def device_and_dtype(
     device: str | torch.device | None, dtype: torch.dtype | None = None
 ) -> tuple[torch.device, torch.dtype]:
-    """Fill in a missing device (a GPU, else the CPU) and a missing dtype to suit it."""
+    """Choose the device if missing (a GPU if there is one), and a dtype if missing."""
     import torch
 
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -140,9 +140,9 @@ class TokenSpace:
 
     @classmethod
     def fit(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenSpace | None:
-        """Fit directions of states, and weights of tokens; None without states.
+        """Fit directions of states, and weights of tokens; None if it gives no states.
 
-        If documents are few, texts of vocabulary words are added.
+        If documents are few, texts of vocabulary words are added for the directions.
         """
         if not encoder.has_states:
             return None

@@ -210,7 +210,7 @@ def table_of(model: SentenceTransformer) -> Table | None:
 
 
 def hub_folder(spec: str, *, local: bool) -> Path | None:
-    """Fetch a hub model with a module of this package; None for other models."""
+    """Fetch a hub model that needs a module of this package; None for other models."""
     modules = load_file_path(spec, MODULES, local_files_only=local)
     if modules is None or first_module(Path(modules).parent)[0] not in (SIDE_BY_SIDE, *WORD_TABLES):
         return None
@@ -218,7 +218,7 @@ def hub_folder(spec: str, *, local: bool) -> Path | None:
 
 
 def save_plain(encoder: Encoder, folder: str | Path, *, first_alone: bool = False) -> str:
-    """Write a folder that loads to the same vectors without hce; return its kind.
+    """Write a model that needs no hce and gives the same vectors; return its kind.
 
     Fail with InputError if the encoder has no such form, or the folder is not empty. With `first_alone`, write only the
     first of several encoders side by side.
@@ -234,7 +234,7 @@ def save_plain(encoder: Encoder, folder: str | Path, *, first_alone: bool = Fals
     with new_folder(folder) as new, quiet_transformers():
         first.model.save(str(new), create_model_card=False)
         entries = read_json_value(new / MODULES)
-        for entry in entries:  # names that versions of sentence-transformers before 6 know too
+        for entry in entries:  # names that sentence-transformers also knew before version 6
             entry["type"] = f"sentence_transformers.models.{entry['type'].rpartition('.')[2]}"
         write_json(new / MODULES, entries)
         write_checksums(new)

@@ -4,8 +4,8 @@
 saving, a table is turned into a torch module (`hce.encoding.side_by_side`), which does the same arithmetic.
 
 Words are fitted by latent semantic analysis. The matrix of documents and terms is weighted by (1 + log tf)·idf, with
-BM25's idf. Its right singular vectors give each term a vector, and a text's vector is the sum of its terms' vectors.
-Rows of the matrix are scaled to length 1 first. A word table or a token table alone is mediocre; side by side they are
+BM25's idf, and its rows are scaled to length 1. Its right singular vectors give each term a vector. A text's vector is
+the sum of its terms' vectors. A word table or a token table alone is mediocre; side by side they are
 level with BM25 (docs/LOG.md).
 
 In a token table, the direction of a row is its token's meaning, and its length is the token's weight. Distillation does
@@ -45,7 +45,7 @@ Side = Literal["query", "document"]
 
 # The names that model authors give to the two sides of retrieval, as sentence-transformers looks them up.
 PROMPT_NAMES: dict[Side, tuple[str, ...]] = {"query": ("query",), "document": ("document", "passage", "corpus")}
-SIDES = ("query", "document")  # the order of the two means
+SIDES = ("query", "document")  # the order of the two rows of `centres`
 MOST_REMEMBERED = 1 << 19  # words, about 150 MB; later ones are tokenized each time
 LONGEST_REMEMBERED = 100  # characters of a word
 ROWS_AT_ONCE = 1 << 16  # rows of one text, fetched from a table
@@ -71,7 +71,7 @@ class TokenMemo(dict[str, tuple[int, ...]]):
     """A cache of each word's token ids, which saves half of a training's time.
 
     BERT's normalizer and pre-tokenizer never look across a space, so a text's tokens are those of its words. In
-    byte-level and sentencepiece tokenizers, a word's tokens depend on the space before it, so they get no cache.
+    byte-level and sentencepiece tokenizers, a word's tokens depend on the space before it. Those get no cache.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -106,7 +106,7 @@ class TokenMemo(dict[str, tuple[int, ...]]):
 
 @lru_cache(maxsize=2)
 def untruncated(tokenizer: Any) -> Tokenizer | None:
-    """Return a copy that reads all of a text; None if it would give no offsets."""
+    """Copy a tokenizer so that it reads all of a text; None if it gives no offsets."""
     tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)  # inside a fast tokenizer of transformers
     if not isinstance(tokenizer, Tokenizer):
         return None
@@ -215,8 +215,8 @@ def as_unit_rows(rows: np.ndarray) -> np.ndarray:
 def mapped_rows(rows: Any, query_map: Any, unit: Callable[[Any], Any] = as_unit_rows) -> Any:
     """Move unit rows of queries by an affine map, and scale them to length 1 again.
 
-    The rows are an array or a tensor of shape (queries, n). The map, of shape (n, n + 1), gives the vector to add to
-    each row: its first n columns are the weights, its last one is a constant.
+    The rows are an array or a tensor of shape (queries, n). The map has shape (n, n + 1). A row moves by the
+    product of the first n columns with the row, plus the last column.
     """
     return unit(rows + rows @ query_map[:, :-1].T + query_map[:, -1])
 
@@ -241,7 +241,7 @@ def joined_rows(
 def check_parts(
     shares: Sequence[float], dims: Sequence[int], centres: np.ndarray | None, query_map: np.ndarray | None
 ) -> None:
-    """Fail with ValueError if shares, means or map do not fit parts of these `dims`."""
+    """Fail with ValueError if shares, `centres` or map do not fit parts of `dims`."""
     if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, adding up to 1")
     if centres is not None and centres.shape != (len(SIDES), dims[0]):
@@ -283,7 +283,7 @@ class Table(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> Table | None:
-        """Read a table from a model's folder; None if that holds another model.
+        """Read a table from a model's folder; None if the folder holds another model.
 
         A damaged file may make a library's reader raise any error.
         """
@@ -332,7 +332,7 @@ class Table(NamedTuple):
         return fingerprint_of_modules(self.prompts, None, modules, tokenizer, [(name, self.vectors)])
 
     def encode(self, texts: Sequence[str], prompt: str = "", memo: TokenMemo | None = None) -> np.ndarray:
-        """Encode texts to unit rows of shape (texts, n), 0 if no row is known."""
+        """Encode texts to unit rows of shape (texts, n), 0 if a text has no known token."""
         if isinstance(self.splitter, WordRows):
             bags = self.splitter.bags(texts)
         else:
@@ -341,7 +341,7 @@ class Table(NamedTuple):
 
 
 def tokenizer_json(tokenizer: Any, *, own_limit: bool = True) -> str:
-    """Return a tokenizer as JSON, without settings that calls change."""
+    """Return a tokenizer as JSON, without the settings that encoding a text changes."""
     if not hasattr(tokenizer, "to_str"):
         return type(tokenizer).__name__
     content = json.loads(tokenizer.to_str())
@@ -374,7 +374,7 @@ def damaged_model(name: Path | str, error: Exception, what: str = "model") -> Fo
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' load report and weight bar in this block."""
+    """Silence the load report and progress bar of transformers in this block."""
     from transformers.utils import logging as transformers_logging
 
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
@@ -418,7 +418,7 @@ def require_model_folder(folder: Path) -> None:
 
 
 def first_module(folder: Path) -> tuple[str, str]:
-    """Return the first module's type and path; empty unless only Normalize follows."""
+    """Return the first module's type and path; both "" unless only Normalize follows."""
     entries = read_json_value(folder / MODULES) if is_file(folder / MODULES) else None
     if not isinstance(entries, list) or len(entries) != 2 or not all(isinstance(entry, dict) for entry in entries):
         return "", ""
@@ -503,7 +503,7 @@ def document_frequencies(
 
 
 def expected_frequencies(table: np.ndarray) -> np.ndarray:
-    """Estimate the share of texts with each token, taking a row's length as its idf."""
+    """Estimate the share of texts with each token, reading its row's length as idf."""
     lengths = np.linalg.norm(table, axis=1)
     return np.exp(-PRIOR_IDF * lengths / (lengths.mean() or 1.0))
 

@@ -1,3 +1,3 @@
-"""Where models of 0.2.0 have their tables of words: sentence-transformers imports a module by this name."""
+"""Word tables for models of 0.2.0: their modules.json names this module, and sentence-transformers imports it."""
 
 from hce.encoding.side_by_side import WordTable as WordTable

@@ -1,1 +1,1 @@
-"""Vector search behind one small protocol."""
+"""Search by vectors, by words, and by both."""

@@ -3,9 +3,9 @@
 An engine is derived from the store and can be deleted at any time. This module has the protocol, and the engine of
 this process: vectors in a file mapped into memory, and product-quantization codes, four bits for every two or four
 dimensions. A search scans the codes with faiss (FastScan), whose scores approximate inner products. Then it scores the
-best candidates again by their vectors. From four million vectors on, it scans only the leaves of the corpus's tree that
-are nearest to the query (IVF). The engine "exact" has no codes, and few vectors need none: then every vector is scored.
-A second engine has the passages of long documents.
+best candidates again by their vectors. From four million vectors on, it scans only the nodes of the corpus's tree that
+are nearest to the query (IVF). These nodes, of one level of the tree, are called leaves here. The engine "exact" has no
+codes, and few vectors need none: then every vector is scored. `PassageEngine` has the passages of long documents.
 
 Files are plain arrays with checksums, verified before faiss gets them: faiss's own readers trust their input.
 """
@@ -34,11 +34,11 @@ ENGINES = ("codes", "exact")
 ELSEWHERE = ("milvus",)  # engines outside this process, at an address: see `hce.milvus.engine`
 
 CODED_FROM = 10_000  # vectors; fewer are all scored, in less than a third of a millisecond
-WIDE_FROM = 200_000  # vectors; wide codes then scan faster, although they need more candidates
+WIDE_FROM = 200_000  # vectors; scanning wide codes is then faster, although it needs more candidates
 ROUTED_FROM = 4_000_000  # vectors; with fewer, every code is scanned, in 2 ms per million
 GROWN = 4  # times as many vectors as when the engine was built: then it is rebuilt
 FEW = 20_000  # vectors left by a filter; fewer are all scored, which takes no longer than a scan
-MARGIN = 1.25  # times as many candidates are fetched as wanted, in case more of them are hidden than expected
+MARGIN = 1.25  # times as many candidates are fetched as wanted, in case more are excluded than expected
 AT_ONCE = 65_536  # rows
 WIDER = 4  # times as many passages are fetched if those found belong to too few documents
 FILES = 3  # the format of an engine on disk
@@ -53,12 +53,12 @@ LEAF = 64  # vectors per leaf on average, at least
 DRIFTED, ENOUGH = 1.5, 1000  # retrain the codebook if 1,000 or more added vectors have 1.5 times the first error
 MOST = 4.0  # limit of values in a codebook or a centroid: vectors have length 1
 
-# Test queries decide how many candidates are scored again. They are documents with noise as long as the documents' RMS
-# distance from their center; twice as long to choose how many leaves to scan: real queries are as hard (docs/LOG.md).
+# Test queries decide how many candidates are scored again. They are documents plus noise. Its length is the documents'
+# RMS distance from their center; twice that to choose how many leaves to scan. Real queries are as hard (docs/LOG.md).
 ASKED, K = 128, 10
 WANTED = 0.995  # share of the ten nearest to be found
 RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # numbers of candidates to choose from
-PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95  # of leaves to visit; share to find
+PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95  # shares of leaves to visit; recall
 
 EXTRA_CANDIDATES = 8  # candidates beyond those wanted, to see whether the last place is tied
 SLACK = 1e-5  # how much the scores of equal unit vectors may differ in a matrix product
@@ -85,7 +85,7 @@ class Engine(Protocol):
         """
 
     def scores(self, query: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Return a query's (n,) inner products with existing vectors, (m,), float32."""
+        """Return the inner products (m,) of a query (n,) with existing vectors, float32."""
 
 
 def check_engine(name: str, at: str | None) -> None:
@@ -99,7 +99,7 @@ def check_engine(name: str, at: str | None) -> None:
 
 
 def wants_tree(name: str, count: int) -> bool:
-    """Return whether a tree leads the searches of an engine among this many vectors."""
+    """Return whether a tree leads the searches of an engine with `count` vectors."""
     return name == "codes" and count >= ROUTED_FROM
 
 
@@ -108,8 +108,8 @@ def new_engine(
 ) -> VectorEngine:
     """Build an engine of unit rows (N, n) with rising numbers (N,).
 
-    Rows may be mapped from a file that does not change. The hierarchy is the tree of these vectors, which leads
-    searches among very many. Without one, a tree is grown then.
+    Rows may be mapped from a file that does not change. `hierarchy` is the tree of these vectors. It is used, or grown
+    if missing, only if a tree leads the searches; see `wants_tree`.
     """
     engine = VectorEngine(name, numbers, Rows(vectors.reshape(-1, dim)))
     if name == "exact" or len(numbers) < CODED_FROM:
@@ -124,7 +124,7 @@ def new_engine(
 
 
 def load_engine(name: str, folder: str | Path, dim: int) -> VectorEngine:
-    """Load a saved engine; FormatError if it is damaged or of another shape."""
+    """Load a saved engine; FormatError if it is damaged or `dim` is wrong."""
     folder = Path(folder)
     with reading(folder) as arrays:
         numbers, vectors = rising(arrays["numbers"]), mapped(folder / VECTORS, np.float32)
@@ -153,7 +153,7 @@ class VectorEngine:
         self.built = len(numbers)  # vectors when the engine was built
         self._numbers = numbers
         self._vectors = vectors
-        self._live: np.ndarray | None = None  # whether each row is not removed since the last snapshot; None for all
+        self._live: np.ndarray | None = None  # whether each row is left; None if none was removed since a snapshot
         self._count = len(numbers)  # of rows not removed
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class VectorEngine:
         return self._numbers if self._live is None else self._numbers[self._live]
 
     def facts(self) -> dict[str, float]:
-        """Return the number of vectors, when to rebuild, and the quality."""
+        """Return the number of vectors, from how many on to rebuild, and the recall."""
         if self.name == "exact":
             return {"rows": len(self)}
         facts: dict[str, float] = {"rows": len(self), "renewed_from": max(CODED_FROM, GROWN * self.built)}
@@ -227,7 +227,7 @@ class VectorEngine:
         return is_allowed if self._live is None else is_allowed & self._live
 
     def _exactly(self, queries: np.ndarray, k: int, kept: np.ndarray | None, available: int) -> Found:
-        """Score every vector that is not hidden."""
+        """Score every vector that is neither removed nor filtered out."""
         if not available:
             return nothing(len(queries), k)
         scan = partial(self._score_all, None if kept is None else np.flatnonzero(kept))
@@ -243,7 +243,7 @@ class VectorEngine:
         return best if chosen is None else Found(chosen[best.numbers], best.scores)
 
     def _scan(self, codes: Codes, kept: np.ndarray | None, available: int, queries: np.ndarray, count: int) -> Found:
-        """Find rows by their codes; fetch more if some are hidden."""
+        """Find rows by their codes; fetch more, since some may be excluded."""
         total = len(self._numbers)
         found = codes.scan(queries, min(math.ceil(MARGIN * count * total / available), total))
         if kept is None and not codes.is_routed:
@@ -256,9 +256,9 @@ class VectorEngine:
         return inner_products(self._vectors[rows], query)
 
     def searches_by(self, codes: Codes) -> bool:
-        """Tune how searches use codes, and use them if they find enough.
+        """Tune searches by codes, and adopt the codes if such searches find enough.
 
-        With few dimensions they may not, as many vectors share a code. Codes with a tree are used in any case.
+        With few dimensions, many vectors share a code, so searches may miss some. Codes with a tree are always adopted.
         """
         questions, shown = self._questions(1.0), None
         if codes.is_routed:
@@ -289,7 +289,7 @@ class VectorEngine:
         return queries, self._exactly(queries, min(K, len(self)), None, len(self)).scores[:, -1]
 
     def _recalls(self, codes: Codes, questions: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        """Return the share of the ten nearest found, by the number of candidates."""
+        """Return the found share of the ten nearest, for each number of candidates."""
         found = codes.scan(questions[0], min(RESCORED[codes.width][-1], len(self))).numbers
         near = [
             (self._scores_of_rows(query, rows) >= least - SLACK) & (rows >= 0)
@@ -374,7 +374,7 @@ class Codes:
         self.rows.append(codes)
 
     def scan(self, queries: np.ndarray, count: int) -> Found:
-        """Find the rows of about the largest inner products; −1 if leaves hold fewer."""
+        """Find rows with roughly the largest inner products; −1 if leaves hold fewer."""
         params = faiss.SearchParametersIVF(nprobe=int(self.arrays["probes"][0])) if self.is_routed else None
         scores, rows = self._index.search(_padded(queries, self.width), count, params=params)
         return Found(rows, scores)
@@ -420,8 +420,8 @@ class Codes:
     def _routed(self) -> faiss.IndexIVFPQFastScan:
         """Make faiss's index of codes by leaf.
 
-        The codes are added to a plain index first: `add_sa_codes` of the fast one stores garbage. The leaves' centroids
-        are found by their codes, too.
+        The codes are added to a plain index first: `add_sa_codes` of the fast one stores garbage. A search finds
+        leaves by the codes of their centroids.
         """
         quantizer, leaves, home = self._quantizer, self.arrays["leaves"], self.arrays["home"]
         self._finder = self._scanned(Rows(quantizer.compute_codes(_padded(leaves, self.width))))
@@ -468,7 +468,7 @@ class PassageEngine:
     def build(
         cls, name: str, dim: int, passage_numbers: np.ndarray, documents: np.ndarray, vectors: np.ndarray
     ) -> PassageEngine:
-        """Build an engine of passages, of shapes (P,), (P,) and (P, n)."""
+        """Build an engine of P passages; `vectors` has shape (P, n)."""
         engine = new_engine(name, dim, numbers=passage_numbers, vectors=vectors)
         return cls(engine, passage_numbers, documents)
 
@@ -476,7 +476,7 @@ class PassageEngine:
         return len(self.passage_numbers)
 
     def add(self, passage_numbers: np.ndarray, documents: np.ndarray, vectors: np.ndarray) -> None:
-        """Add passages; their numbers rise, and are above those that were ever added."""
+        """Add passages under rising numbers above all earlier ones."""
         self.engine.add(passage_numbers, vectors)
         self.passage_numbers = np.concatenate([self.passage_numbers, passage_numbers])
         self.documents = np.concatenate([self.documents, documents])
@@ -491,8 +491,8 @@ class PassageEngine:
     def merged_with(self, whole: Found, queries: np.ndarray, k: int, allowed: np.ndarray | None = None) -> Nearest:
         """Merge passages into the documents found; return the k nearest, each once.
 
-        A document is as near as its own vector or its nearest passage. `whole` has the k documents whose own vectors
-        are nearest to the queries (Q, n). `allowed` has the documents to search among, rising.
+        A document is as near as its own vector or its nearest passage, whichever is nearer. `whole` has the k documents
+        whose own vectors are nearest to the queries (Q, n). `allowed` has the documents to search among, rising.
         """
         allowed_passages = None if allowed is None else self.passage_numbers[np.isin(self.documents, allowed)]
         available = len(self) if allowed_passages is None else len(allowed_passages)
@@ -503,7 +503,7 @@ class PassageEngine:
             self._fill(nearest, unsure, whole, found, k)
             if count == available:
                 break
-            # If the last passage is as good as the last document, a passage not fetched yet may still beat that one.
+            # If the last passage is as good as the last document, a passage not fetched yet may beat that document.
             unsure = unsure[found.scores[:, -1] >= nearest.scores[unsure, -1]]
             count = min(WIDER * count, available)
         return nearest
@@ -572,14 +572,14 @@ def search_exactly(
     wanted: int | None = None,
     score: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> Found:
-    """Find the k best of `available` vectors among candidates, ties by number.
+    """Find the k best vectors among the candidates of `fetch`, ties by number.
 
     Whether a candidate is ranked depends only on its score, not on excluded vectors or on other queries. Of vectors
     with equal scores, either all are candidates or none.
 
-    `fetch` returns as many candidates as asked for each query of (Q, n), best first. A number of −1 marks an excluded
-    one, and a score of −∞ the end. Scores of equal vectors may differ by `slack` there. `wanted` candidates are ranked,
-    by default k. `score` returns their final scores for a query (n,); by default, those of `fetch` stay.
+    `fetch` takes queries (Q, n) and how many candidates to return for each, best first. The number −1 marks an excluded
+    one, and the score −∞ the end; `available` vectors are not excluded. `fetch` may score equal vectors differently, by
+    `slack` at most. `wanted` candidates, by default k, get final scores from `score`, if given, and are ranked.
     """
     wanted = min(wanted or k, available)
     found, left, count = nothing(len(queries), k), np.arange(len(queries)), wanted + EXTRA_CANDIDATES
@@ -619,11 +619,11 @@ def score_blocks(queries: np.ndarray, documents: np.ndarray) -> Iterator[tuple[s
 
 
 def nearest(queries: np.ndarray, documents: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the nearest documents of (N, n), perhaps mapped, for queries (Q, n).
+    """Find the k nearest documents (N, n) for each query (Q, n).
 
-    Returns positions and scores, (Q, min(k, N)), the best first, with ties in the order of documents.
+    Returns positions and scores, both (Q, min(k, N)), best first, ties in the order of documents.
     """
-    import torch  # its topk is by far the fastest; searching an index does not need it
+    import torch  # torch's topk is by far the fastest; searching an index needs no torch
 
     shape = (len(queries), min(k, len(documents)))
     positions, scores = np.empty(shape, np.int64), np.empty(shape, np.float32)
@@ -668,7 +668,7 @@ class Rows:
         self._count += len(rows)
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        """Copy some rows, of shape (m,), int64."""
+        """Copy the rows at the positions `rows`, of shape (m,), int64."""
         if self._count == len(self._base):
             return np.asarray(self._picked[rows])
         is_more = rows >= len(self._base)
@@ -678,7 +678,7 @@ class Rows:
         return found
 
     def blocks(self, chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield all rows, or copies of chosen ones, in blocks with their first position."""
+        """Yield all rows, or copies of chosen ones, in blocks; each with its start."""
         if chosen is not None:
             yield from ((start, self[chosen[start : start + AT_ONCE]]) for start in range(0, len(chosen), AT_ONCE))
             return
@@ -735,7 +735,7 @@ def checked(
 
 
 def rising(array: np.ndarray) -> np.ndarray:
-    """Return an array of rising numbers from 0 on; ValueError if it is not one."""
+    """Return an array if its numbers rise and none is negative; else ValueError."""
     require(bool((np.diff(checked(array, np.int64, (None,), 0)) > 0).all()), "numbers do not rise")
     return array
 

@@ -3,8 +3,8 @@
 Both scores are scaled to 0 … 1 over the candidates of a query, weighted by their shares, and added. BM25 is scaled from
 0, for no shared word, to the best candidate's score. Cosines are scaled from the worst candidate's to the best one's.
 The worst is taken from the first 200 candidates of each kind, however many there are. So asking for more documents does
-not change the order of the first ones. This fusion beat reciprocal ranks on seven of eight collections. Scoring all
-documents was hardly better than scoring 200 candidates of each kind (docs/LOG.md).
+not change the order of the first ones. This fusion beat reciprocal rank fusion on seven of eight collections. Scoring
+all documents was hardly better than scoring 200 candidates of each kind (docs/LOG.md).
 
 If the encoder is a transformer, its tokens then reorder the first hits. `hce.training.calibration` chooses the shares;
 models and indexes keep them, with the measurements behind them.
@@ -31,7 +31,7 @@ TOKENS_FIRST = 50  # hits that tokens reorder; 30 and 100 were as good
 class Ranked(NamedTuple):
     """Candidates of a query, best first; a score is the sum of a part from meaning and a part from words.
 
-    A search by meaning alone has the cosines and 0, one by words alone 0 and the BM25 scores.
+    If a search is by meaning alone, the parts are the cosine and 0; if by words alone, 0 and the BM25 score.
     """
 
     numbers: np.ndarray  # (m,), int64
@@ -63,8 +63,8 @@ def search_both(
 ) -> Ranked:
     """Search by words, and fuse the result with that of a search by meaning.
 
-    A document that words found gets its cosine. A document that only meaning found gets its BM25 score if that could
-    lift it to the k best, else 0.
+    A document that only words found gets its cosine. A document that only meaning found gets its BM25 score if that
+    could lift it to the k best, else 0.
 
     `numbers` and `cosines`, of shape (m,), are the result of the search by meaning, best first. `cosines_at` computes
     the cosines of other documents. The search by words returns `candidate_count` documents. If k is None, all
@@ -121,7 +121,7 @@ def fuse(
     >>> fused.numbers, fused.from_meaning, fused.from_words
     (array([8, 7, 9]), array([0.25, 0.5 , 0.  ]), array([0.5 , 0.  , 0.25]))
 
-    All arrays are of shape (m,). A cosine of `low` or less adds nothing; by default, `low` is the worst one.
+    All arrays are of shape (m,). A cosine of `low` or less adds nothing; by default, `low` is the worst cosine.
     """
     low = cosines.min(initial=1.0) if low is None else low
     passages = np.zeros(len(numbers), np.int64) if word_passages is None else word_passages
@@ -129,7 +129,7 @@ def fuse(
 
 
 def by_shares(halves: Ranked, words_share: float) -> Ranked:
-    """Rank candidates, fused with a share of 0.5, by another share of words."""
+    """Rank candidates of a fusion with share 0.5 again, with another share of words."""
     meaning, words = 2 * (1 - words_share) * halves.from_meaning, 2 * words_share * halves.from_words
     return _sorted(halves._replace(from_meaning=meaning, from_words=words))
 
@@ -148,7 +148,7 @@ def _scaled_scores(
 
 
 def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
-    """Scale scores from `low` … the highest to 0 … 1, or all to 0."""
+    """Scale scores so that `low` gets 0 and the highest 1; 0 if none is above `low`."""
     above = scores.max(initial=low) - low
     return (scores - low) / above if above > 1e-9 else np.zeros(len(scores))
 
@@ -156,7 +156,7 @@ def _scaled(scores: np.ndarray, low: float) -> np.ndarray:
 def order_by_tokens(
     numbers: np.ndarray, scores: np.ndarray, similarities: np.ndarray, tokens_share: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order of the first hits with tokens, and what tokens add to each.
+    """Reorder the first hits by their tokens; return the order, and what tokens add.
 
     Ties are ordered by number. The additions are in the order of the hits given.
 

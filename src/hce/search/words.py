@@ -43,7 +43,7 @@ class FoundByWords(NamedTuple):
     passage_numbers: np.ndarray  # of the passages with these scores, (m,), int64; 0 if the entire text has it
 
     def at(self, rows: np.ndarray | slice) -> FoundByWords:
-        """Return some rows, chosen as NumPy chooses."""
+        """Return the rows at some positions, or of a slice."""
         return FoundByWords(*(column[rows] for column in self))
 
 
