@@ -2,10 +2,10 @@
 
 Milvus is a server (`http://HOST:19530`) or the embedded engine (a path that ends in `.db`); only the address differs.
 The collection's name follows after `#`, by default `hce`. That name is an alias. A collection is filled under another
-name, and readers see it once the alias points to it.
+name, and readers see it as soon as the alias points to it.
 
 Milvus compares a query with every vector (FLAT), so a search is exact, also with filters. But Milvus returns ties in
-any order, and scores of a server and of the embedded engine differ in the last digit. So candidates are scored again.
+any order, and a server's scores differ from the embedded engine's in the last digit. So hce scores candidates again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 class GoneOnError(HceError):
-    """The collection has changed since the moment that is searched."""
+    """The collection has changed since the moment that the search is for."""
 
 
 class Address(NamedTuple):
@@ -109,7 +109,7 @@ class Milvus:
     def ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
         """Call `what` with the client; retry while the server is away, up to `PATIENCE`.
 
-        With `again=False` it is tried once: a server may do the work and then fail before it answers.
+        With `again=False` it is called only once: a server may do the work and then fail before it answers.
         """
         end, pause = time.monotonic() + PATIENCE, 0.1
         while True:
@@ -163,7 +163,7 @@ class Milvus:
     def now(self) -> int:
         """Return the current timestamp of Milvus; 0 if it has none.
 
-        pymilvus has no public function for it. A version without this private one is treated as if it had no clock.
+        pymilvus has only a private function for it. With a pymilvus without that function, this returns 0 too.
         """
         try:
             return int(self.ask(lambda client: client._get_connection().alloc_timestamp(timeout=PATIENCE)))
@@ -177,7 +177,7 @@ class Milvus:
         self.ask(lambda client: _create(client, collection, dim))
 
     def publish(self, collection: str) -> None:
-        """Point the alias to a collection, and drop the one it pointed to before."""
+        """Point the alias to a collection, and drop its previous collection."""
         name, before = self.address.name, self.current()
         if before is None:
             self.call("create_alias", collection, name)
@@ -195,7 +195,7 @@ class Milvus:
 
 def _client(address: Address) -> Any:
     """Connect; a password comes from the environment, never from a file."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are raised too
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC would also print the errors that it raises
     with needs_extra("milvus", str(address)):
         import pymilvus
     for name in ("pymilvus", "milvus_lite", "grpc._server"):  # these log every error that they also raise
@@ -235,10 +235,10 @@ def _reason(error: Exception) -> str:
 
 
 class Collection:
-    """A collection of vectors of `dim` in partitions, which share one space of keys.
+    """A collection of vectors of `dim`; its partitions share one space of keys.
 
-    Reads see all writes before `since`, a timestamp of Milvus. With 0 they see all writes so far, which takes 0.2 to
-    0.4 s longer.
+    Reads see all writes before `since`, a timestamp of Milvus. With `since` = 0 they see all writes so far, and
+    take 0.2 to 0.4 s longer.
     """
 
     def __init__(self, server: Milvus, name: str, dim: int, since: int = 0) -> None:
@@ -260,7 +260,7 @@ class Partition:
     step: int = 1
 
     def key(self, number: int) -> int:
-        """Return the key of a number."""
+        """Return the primary key of the row with a number."""
         return self.base + self.step * number
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
@@ -273,7 +273,7 @@ class Partition:
         return self._call(method, partition_names=[self.name], **options)
 
     def put(self, rows: Iterable[MilvusRow], *, again: bool = False) -> None:
-        """Insert rows; with `again`, or after an error, upsert: some may exist already."""
+        """Insert rows; with `again`, or after an error, upsert: rows may exist already."""
         place: dict[str, Any] = {"partition_name": self.name, "timeout": 3 * PATIENCE}
         nothing = np.zeros(self.collection.dim, np.float32)
         for batch in _batches(rows, 4 * self.collection.dim):
@@ -290,7 +290,7 @@ class Partition:
                     self._call("insert", data, again=False, **place)
                     continue
                 except AwayError:
-                    again = True  # the server may have written some of them before it failed
+                    again = True  # the server may have written some rows before it failed
             self._call("upsert", data, **place)
 
     def delete(self, numbers: Iterable[int]) -> None:
@@ -341,7 +341,7 @@ class Partition:
         return np.array(rows, np.float32).reshape(len(rows), self.collection.dim)
 
     def nearest(self, queries: np.ndarray, count: int, condition: str) -> Found:
-        """Find the `count` nearest that match a condition; GoneOnError if fewer exist."""
+        """Find the `count` nearest rows that match a condition; GoneOnError if fewer do."""
         with_vectors = 4 * self.collection.dim * count <= REQUEST_BYTES
         at_once = max(1, REQUEST_BYTES // (4 * self.collection.dim * count)) if with_vectors else 1
         numbers = np.empty((len(queries), count), np.int64)
@@ -372,7 +372,7 @@ class Partition:
     def _in_blocks(
         self, first: int, last: int, fields: Sequence[str], condition: Callable[[int, int], str]
     ) -> Iterator[MilvusRow]:
-        """Read from `first` to `last` in blocks, smaller if an answer is too large."""
+        """Read from `first` to `last` in blocks: smaller ones if an answer is too large."""
         start, at_once = first, MOST_ROWS
         while start <= last:
             stop = min(start + at_once - 1, last)
@@ -436,8 +436,8 @@ class MilvusEngine:
 
     partition: Partition
     count: int
-    last: int  # the last number at that moment; later ones are ignored
-    are_there: Callable[[np.ndarray], np.ndarray]  # which numbers exist then; Milvus may still find removed ones
+    last: int  # the last number at that moment; higher ones are ignored
+    are_there: Callable[[np.ndarray], np.ndarray]  # which numbers exist at that moment; Milvus may find removed ones
 
     def __len__(self) -> int:
         return self.count
@@ -456,7 +456,7 @@ class MilvusEngine:
         return scores_with(self.partition.vectors(numbers), query)
 
     def _best(self, queries: np.ndarray, count: int) -> Found:
-        """Find the best of all vectors; in blocks of numbers if Milvus returns too few."""
+        """Find the best vectors; in blocks of numbers if too many removed ones are found."""
         condition, extra = f"number <= {self.partition.key(self.last)}", 0
         while count + extra <= MOST_FOUND:
             try:
@@ -464,7 +464,7 @@ class MilvusEngine:
             except GoneOnError:
                 if not extra:
                     raise
-                extra = 0  # Milvus has deleted the removed ones meanwhile
+                extra = 0  # Milvus has deleted the removed vectors meanwhile
                 continue
             there = self.are_there(found.numbers)
             if (there.sum(axis=1) >= count).all():

@@ -1,18 +1,18 @@
 """Mirror: copies an index to a Milvus collection, where readers on any machine search it.
 
-`hce.index.derived.home_of` returns this module. An index uses its `Mirror`, `is_address`, `open_replica`, `trust`,
-`claim_place` and `withdraw`.
+For Milvus, `hce.index.derived.home_of` returns this module. An index uses its `Mirror`, `is_address`, `open_replica`,
+`trust`, `claim_place` and `withdraw`.
 
 The store in the folder is authoritative. A small file, the pointer, names the collection and the last change sent, so
 an interrupted transfer continues from there. Only the folder that began a collection writes to it; a copy of the
 folder is refused.
 
 A transfer has three steps. New documents are sent first. Then one entry in the collection's log names the new moment
-and the removed documents. Then these are deleted. So a reader that follows the log sees one consistent moment after
-another.
+and the removed documents. Then the rows of the removed documents are deleted. So a reader that follows the log sees one
+consistent moment after another.
 
 A document is a row with its vector, and more rows if its text does not fit into one. A passage is a row with its vector
-and its extent. A file of the encoder is rows of text. The first rows of the log hold the manifest.
+and its extent. A file of the encoder is rows of text. The log begins with the manifest, file list and writer's id.
 
 An index from a stranger may name any address. Only addresses that this user has named are contacted.
 """
@@ -82,11 +82,11 @@ class Pointer:
     """The collection that an index writes to, and the progress of writing."""
 
     address: str  # as the user gave it
-    collection: str  # its own name, not the alias in the address
+    collection: str  # the collection's own name, not the alias in the address
     fingerprint: str  # of the encoder that made the collection's vectors
-    writer: str  # a random id, also stored in the collection
+    writer: str  # a random id of the index, also stored in the collection
     store: int  # the inode of the index's store; a copy has a different one
-    change: int  # the last change of the store in the collection; during filling, the change at its start
+    change: int  # the store's last change that was sent; for an unfinished collection, the change when it was begun
     token: str  # of that change
     last: int = 0  # the highest document number written
     is_whole: bool = False  # whether the collection is complete, so that readers can see it
@@ -134,7 +134,7 @@ class Mirror:
         self.index_folder = store.path.parent
         self._lock = Lock()
         self._server: Milvus | None = None
-        self._known: tuple[Collection, int] | None = None  # with the last change that it has
+        self._known: tuple[Collection, int] | None = None  # a collection, and the last change that it has
         self.documents: _MirroredPart[Engine] = _MirroredPart(self, _document_engine)
         self.passages: _MirroredPart[PassageEngine] = _MirroredPart(self, _passage_engine)
         heed_forks(self)
@@ -149,7 +149,7 @@ class Mirror:
             self._server.close()
 
     def at(self, reader: Reader) -> Collection | None:
-        """Return the collection at the moment of `reader`; None if it is at a later one."""
+        """Return the collection as of `reader`; None if the collection is already later."""
         moment = reader.moment()
         with self._lock:
             if self._known is None or self._known[1] < moment.change:
@@ -184,14 +184,14 @@ class Mirror:
         return moment.last - known.last + len(reader.removed_since(known.change))
 
     def check_later(self, moment: Moment) -> None:
-        """Fail if documents are missing and the store is still at `moment`."""
+        """Fail if the store is still at `moment`: then the collection lacks documents."""
         with self.store.reading() as reader:
             if reader.moment().change == moment.change:
                 advice = f"'hce rebuild {self.index_folder}' fills a new one"
                 raise FormatError(f"{self.index_folder}: its collection lacks documents; {advice}")
 
     def _at_pointer(self, reader: Reader) -> tuple[Collection, int] | None:
-        """Return the pointer's collection and change, if it is complete and fits."""
+        """Return the pointer's collection and change, if complete and as in the manifest."""
         pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not pointer.fits(manifest):
             return None
@@ -245,7 +245,7 @@ class Mirror:
     def _known_moment(
         self, server: Milvus, manifest: Manifest, pointer: Pointer | None, reader: Reader
     ) -> Moment | None:
-        """Return the last moment in the collection; None if a new one is needed."""
+        """Return the last moment in the collection; None if it cannot be continued."""
         if pointer is None or not pointer.fits(manifest):
             return None
         name = pointer.collection
@@ -257,7 +257,7 @@ class Mirror:
         _check_owner(server, before)
         was_begun = before is not None and before.address == manifest.engine_at and not before.is_whole
         if before is not None and was_begun and server.call("has_collection", before.collection):
-            server.call("drop_collection", before.collection)  # unfinished, and no longer fits
+            server.call("drop_collection", before.collection)  # it is unfinished and cannot be continued
         pointer = Pointer(
             address=str(manifest.engine_at),
             collection=f"{server.address.name}_{secrets.token_hex(6)}",
@@ -271,7 +271,7 @@ class Mirror:
         return pointer
 
     def _put_documents(self, collection: Collection, reader: Reader, pointer: Pointer, again: bool) -> Pointer:
-        """Write the documents after the pointer's last; update the pointer each batch."""
+        """Send documents numbered above `pointer.last`; update the pointer each batch."""
         entries = reader.entries(pointer.last)
         left = reader.count_after(pointer.last)
         with progress_bar("sending to Milvus", left, "documents", show=left >= MANY) as advance:
@@ -298,7 +298,7 @@ def pieces_of(text: str) -> list[str]:
     pieces: list[str] = []
     while start < len(encoded) or not pieces:
         stop = min(start + PIECE, len(encoded))
-        while stop < len(encoded) and encoded[stop] & 0xC0 == 0x80:  # in the middle of a character
+        while stop < len(encoded) and encoded[stop] & 0xC0 == 0x80:  # `stop` is in the middle of a character
             stop -= 1
         pieces.append(encoded[start:stop].decode())
         start = stop
@@ -354,7 +354,7 @@ def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
 
 
 def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[MilvusRow]]:
-    """Return size, SHA-256, first and last row of each file by name, and the rows."""
+    """Return the files by name: [size, SHA-256, first row, last row]; and all rows."""
     files: dict[str, list[Any]] = {}
     number = 1
     for name, found in check_tree(folder, folder.parent).items():
@@ -420,7 +420,7 @@ def withdraw(at: str, index_folder: Path) -> None:
 
 
 def open_replica(address: str | Path, encoder: Encoder | None) -> ReplicaIndex:
-    """Open an index read from a collection."""
+    """Open a collection as an index that only reads."""
     from hce.milvus.replica import ReplicaIndex
 
     return ReplicaIndex(address, encoder)
@@ -437,7 +437,7 @@ class UntrustedError(InputError):
 
 
 def trusted_file() -> Path:
-    """Return the file of trusted addresses: in $HCE_CONFIG, or the user's settings."""
+    """Return the file of trusted addresses: in $HCE_CONFIG, or the settings folder."""
     return Path(os.environ.get("HCE_CONFIG") or platformdirs.user_config_dir("hce")) / "trusted.json"
 
 
@@ -521,4 +521,4 @@ def _passage_engine(collection: Collection, reader: Reader) -> PassageEngine:
     numbers, documents = reader.passage_numbers()
     last, are_there = int(numbers.max(initial=0)), partial(np.isin, test_elements=numbers)
     engine = MilvusEngine(collection.passages, len(numbers), last, are_there)
-    return PassageEngine(cast(VectorEngine, engine), numbers, documents)  # the cast is safe: it is only searched
+    return PassageEngine(cast(VectorEngine, engine), numbers, documents)  # safe: the engine is only searched

@@ -4,8 +4,8 @@ Each process copies the encoder, the texts and the metadata into a temporary fol
 search, filters and hits are exactly those of the writing index. The tested versions of Milvus have no word search, or a
 different one (docs/LOG.md).
 
-Before a read, the copy is updated from the collection's log, at most once in `REFRESH` seconds. So a reader may be that
-far behind.
+Before a read, the copy is updated from the collection's log, at most once in `REFRESH` seconds. So a replica may be
+`REFRESH` seconds behind.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_facts(collection: Collection) -> tuple[Manifest, dict[str, list[Any]]]:
 
 
 def read_log(collection: Collection, after: int) -> tuple[Moment | None, set[int]]:
-    """Return the log's last moment after a change, if any, and the removed documents."""
+    """Return the log's last moment after a change, if any, and the removals since."""
     moment: Moment | None = None
     removed: set[int] = set()
     unsure: list[int] = []  # removals of an entry whose last part was not read yet
@@ -92,13 +92,13 @@ def read_documents(collection: Collection, first: int, last: int) -> dict[int, D
 def read_extents(
     collection: Collection, first: int, last: int, documents: Mapping[int, Document]
 ) -> dict[int, tuple[int, Passage]]:
-    """Read passages: number → the document's number and the extent."""
+    """Read passages by number: the number of each one's document, and its extent."""
     rows = collection.passages.rows_between(first, last, of_documents=True)
     return {row.number: (row.document, Passage(*json.loads(row.content))) for row in rows if row.document in documents}
 
 
 def fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Path) -> None:
-    """Copy files into a new folder; FormatError if one is damaged or leads outside."""
+    """Copy files into a new folder; FormatError if one is damaged or outside it."""
     address = collection.server.address
     folder.mkdir()
     for name, (size, known, first, last) in files.items():
@@ -168,7 +168,7 @@ class ReplicaStore(Store):
 
     @classmethod
     def open(cls, server: Milvus, folder: Path, has: str | None) -> ReplicaStore:
-        """Copy a collection into an empty folder; fail if `has` is not its encoder."""
+        """Copy a collection into an empty folder; fail if `has` is another encoder's."""
         collection = _current(server)
         manifest, files = read_facts(collection)
         if has is not None and manifest.fingerprint != has:
@@ -214,7 +214,7 @@ class ReplicaStore(Store):
             return reader.moment()
 
     def _fill(self, collection: Collection, facts: Manifest, files: dict[str, list[Any]]) -> None:
-        """Copy a collection's encoder and documents, and drop the old ones."""
+        """Copy a collection's encoder and documents; drop the previous documents."""
         self._fills += 1
         collection.dim = facts.dim
         folder = f"encoder-{self._fills}"

@@ -1,4 +1,4 @@
-"""Hierarchy: a tree of documents as level arrays, grown bottom-up by the paper's Alg. 1.
+"""Hierarchy: a tree of documents, stored as arrays per level, grown bottom-up by the paper's Alg. 1.
 
 Levels are numbered as in the paper: 0 is the root, 1 … L−1 are the inner levels, L is the documents. A node is an
 integer, its place in its level; siblings are adjacent. A leaf is a node of the last inner level. A document is its
@@ -41,11 +41,11 @@ Names = list[list[list[str]]]
 FORMAT = 1
 NUMBERS = "numbers.npy"
 PRODUCTS_AT_ONCE = 1 << 22  # floats: 16 MB
-LARGEST = 2.0  # a node above the leaves may have this many times the mean number of documents
+LARGEST = 2.0  # a node above the leaves may have up to this many times the mean number of documents
 EVENING_ROUNDS = 10  # per level
 SHORTEST = 1e-6  # a shorter sum of vectors has no direction
 # For the progress bar: the expected rounds of k-means over all vectors, and how many later rounds the first one costs.
-# With a million vectors and b = 8 there were 8 rounds, and the first cost 1.5; with five million and b = 256, 4 and 3.
+# A million vectors, b = 8: 8 rounds, the first as long as 1.5 later ones. Five million, b = 256: 4 rounds, and 3.
 EXPECTED_ROUNDS, FIRST_ROUND = 10, 3
 
 
@@ -60,7 +60,7 @@ class Level(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """A tree as arrays: inner levels from the top, then the parent of each document in the last of them."""
+    """A tree as arrays: the inner levels from the top, then the leaf of each document."""
 
     levels: tuple[Level, ...]
     document_parent: np.ndarray
@@ -117,9 +117,9 @@ class Hierarchy:
     ) -> Hierarchy:
         """Grow the tree of `vectors`, bottom-up by the paper's Alg. 1.
 
-        By default three things differ from the paper: k-means starts from k documents instead of random assignments, is
-        approximate for many documents, and nodes above the leaves are evened out. `mode="exact", init="random"` is the
-        paper's way.
+        By default three things differ from the paper. k-means starts from k documents, not random assignments. With
+        many documents, k-means is approximate. Nodes above the leaves are evened out. `mode="exact", init="random"` is
+        the paper's way.
 
         >>> around = np.linspace(0, 2 * np.pi, 64, endpoint=False)
         >>> tree = Hierarchy.build(np.stack([np.cos(around), np.sin(around)], axis=1).astype(np.float32), branching=4)
@@ -131,12 +131,12 @@ class Hierarchy:
         Args:
             vectors: unit rows of shape (N, n), float32, a memory map included.
             branching: expected number of children b, or "auto": the smallest b that needs no more than `depth` levels.
-            depth: L for "auto", the documents' level included; ignored if `branching` is given.
+            depth: for "auto", the largest L, which counts the documents' level; ignored if `branching` is given.
             seed: same seed, same tree.
-            mode: of k-means, see `hce.tree.kmeans.spherical_kmeans`.
-            init: how k-means starts, see there; "random" is the paper's.
+            mode: k-means's `mode`, see `hce.tree.kmeans.spherical_kmeans`.
+            init: how exact k-means starts, see the same function; "random", the paper's, also evens out no nodes.
             device: where inner products are computed; the CPU by default.
-            progress: show a bar that counts vectors per round of k-means; None: show it within `bars_shown`.
+            progress: show a bar that counts vectors per round of k-means; None: only inside `bars_shown`.
 
         Raises:
             InputError: no tree can be grown from these vectors or options.
@@ -226,7 +226,7 @@ class Hierarchy:
     def sample_siblings(
         self, positions: np.ndarray, count: int, generator: np.random.Generator, level: int | None = None
     ) -> np.ndarray:
-        """Draw documents that share a node with each given one, without repeats.
+        """Draw, for each given document, others under the same node, without repeats.
 
         This is the paper's Sample(p) without the document itself (Eq. 6), with p = path[:t−1].
 
@@ -328,7 +328,7 @@ class Hierarchy:
         return summaries
 
     def name(self, level: int, node: int) -> list[str]:
-        """Return the words of a node's name; none for the root or without names."""
+        """Return the words of a node's name; [] for the root, or without any names."""
         return self.names[level - 1][node] if level and self.names else []
 
     def node_count(self, level: int) -> int:
@@ -347,8 +347,8 @@ class Hierarchy:
     def churn(self, other: Hierarchy) -> float:
         """Return the share of documents whose parent changed from this tree to `other`.
 
-        Nodes of two trees have no names in common. So a document counts as unmoved if it is in the same new leaf as
-        the largest part of its old leaf. This is counted in both directions, and the larger churn is returned.
+        The same number means different nodes in the two trees. So a document counts as unmoved if it is in the same new
+        leaf as the largest part of its old leaf. Churn is counted in both directions, and the larger one is returned.
         """
         if len(self) != len(other):
             raise InputError(f"churn compares trees of the same documents, not of {len(self)} and {len(other)}")
@@ -385,7 +385,7 @@ class Hierarchy:
 
     @classmethod
     def load(cls, folder: str | Path) -> Hierarchy:
-        """Read what `save` wrote.
+        """Read a tree that `save` wrote, without `numbers`.
 
         Raises:
             FormatError: the tree is missing, damaged, or from a newer version.
@@ -400,7 +400,7 @@ class Hierarchy:
             tree = None if is_newer else cls._read(folder, manifest)
         except OutsideError:
             raise
-        except Exception as error:  # readers of damaged files raise many kinds
+        except Exception as error:  # readers of damaged files raise many kinds of errors
             raise FormatError(f"{folder}: the tree is damaged ({error}); build or copy it again") from error
         if tree is None:
             raise FormatError(f"{folder} was written by a newer version of hce; upgrade to read it")
@@ -433,7 +433,7 @@ class Hierarchy:
         return [_grouped(self._parent(level + 1), self.node_count(level)) for level in range(self.depth)]
 
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return documents sorted by node, starts, and each one's rank and node."""
+        """Return documents sorted by node, nodes' starts, documents' ranks, their nodes."""
         if level not in self._by_node:
             node = self.nodes_at(level)
             order, start = _grouped(node, self.node_count(level))
@@ -495,10 +495,10 @@ def power_of_two(branching: int) -> int:
 
 
 def level_sizes(count: int, branching: int) -> list[int]:
-    """Return the numbers of nodes of Alg. 1, from the top: …, ⌈⌈N/b⌉/b⌉, ⌈N/b⌉.
+    """Return the node count of each inner level, from the top: …, ⌈⌈N/b⌉/b⌉, ⌈N/b⌉.
 
-    L = ⌈log_b N⌉ is one more than their number. Counting divisions is exact; a floating-point logarithm is off by one
-    for some powers of b.
+    L = ⌈log_b N⌉ is one more than the number of inner levels. Counting divisions is exact; a floating-point logarithm
+    is off by one for some powers of b.
 
     >>> level_sizes(1_000_000, 128)
     [62, 7813]
@@ -515,7 +515,7 @@ def agglomerative(vectors: np.ndarray, branching: int, seed: int, cluster: Clust
     """Cluster the documents, then the centroids, up to one root: Alg. 1.
 
     k-means counts each centroid once, no matter how many documents it has. So above the leaves one cluster may get most
-    of the corpus. With `even`, those levels are evened out, which the paper does not do.
+    of the corpus. With `even`, the levels above the leaves are evened out, which the paper does not do.
     """
     parents: list[np.ndarray] = []
     centroids: list[np.ndarray] = []
@@ -551,7 +551,7 @@ def evened(
 
 
 def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most: float) -> np.ndarray:
-    """Move nodes from clusters of over `most` documents to the nearest with room."""
+    """Move nodes from clusters of over `most` documents to near ones with room."""
     parent = parent.copy()
     load = np.bincount(parent, sizes, minlength=cosines.shape[1])
     for full in np.flatnonzero(load > most):
@@ -567,7 +567,7 @@ def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most:
 
 
 def _means(nodes: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Return the unit mean of each cluster's nodes, or its centroid if that is zero."""
+    """Return the unit mean of each cluster's nodes, or its centroid if the mean is 0."""
     sums = np.zeros(centroids.shape)
     np.add.at(sums, parent, nodes)
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)

@@ -6,9 +6,9 @@ there are its head (`_Heads`). Heads choose candidates; all n dimensions measure
 1. Start: cluster a sample into about sqrt(k) cells, then each cell's rows into its share of the k clusters, by heads.
 2. Refine: near clusters form groups. A group's rows are scored by heads against the centroids nearest to the group, in
    one product. First, rows with a nearer centroid move together, as in Alg. 2. Then, by Hartigan's rule, single rows
-   move if that raises the total, even away from their nearest centroid. A row pulls its own centroid toward itself, and
-   in clusters of 8 that alone can keep it there in Alg. 2. An optimum of Hartigan's rule is one of Alg. 2, but not the
-   reverse.
+   move if that raises the total, even away from their nearest centroid. A row pulls its own centroid toward itself. In
+   clusters of 8, this pull alone can keep the row there in Alg. 2. An optimum of Hartigan's rule is also one of Alg. 2,
+   but not the reverse.
 3. Finish: compare each row with the centroids of its nearest groups, at a cost that grows with N·k/32.
 """
 
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     import torch
 
 _GROUP = 32  # clusters in a group
-_NEAR, _NEAR_BY_HEADS = 512, 768  # centroids that a group's rows are scored against
+_NEAR, _NEAR_BY_HEADS = 512, 768  # centroids that a group's rows are scored against: in all dimensions, and by heads
 _LITTLE, _LITTLE_BY_HEADS = 1e-2, 1.5e-2  # stop when a round closes less than this share of the gap to a cosine of 1
 _MIN_GAIN = 1e-5  # a single move must raise the summed cosine by this much, far above float noise
 _MAX_WISHES = 2**17  # single moves tried in a round, at most: their rows are held in memory
 
 _WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that a head may have
 _ENOUGH = 0.94  # share of the squared lengths that heads must hold; below it, all dimensions choose
-_TAILS_AGREE = 0.5  # guessed cosine between the rest of a row and of a near centroid, outside their heads
+_TAILS_AGREE = 0.5  # guessed cosine between a row's and a near centroid's parts outside their heads
 _SAMPLE = 4096  # rows that give the directions of heads
 _NOISE = 1e-6  # float noise of a squared length
-_PROBES = 8  # nearest groups that a row's centroid is searched in
+_PROBES = 8  # groups, nearest first, in which a row's nearest centroid is searched
 _PROBED_ROWS = 2**15  # rows searched at a time
 
 
@@ -73,7 +73,7 @@ class _State:
 
 
 class _Groups(NamedTuple):
-    """Clusters in groups of near ones."""
+    """Groups of clusters that are near one another."""
 
     of: np.ndarray  # (k,) the group of each cluster
     centers: np.ndarray  # (groups, n or a head's width)
@@ -116,10 +116,10 @@ def _state_of(rows: Rows, assignment: np.ndarray, k: int) -> _State:
 
 
 class _Heads:
-    """Heads of rows: coordinates in the directions that hold most of a sample's squared length, and the rest's length.
+    """Heads of rows: their coordinates in the directions that hold most of a sample's squared length.
 
-    A head has `width` coordinates, and then the length of the rest, the tail. `enough` is whether heads hold enough of
-    the squared lengths to choose candidates by.
+    A head has `width` coordinates and then the tail, the length of the rest of the row. `enough` is whether heads hold
+    enough of the squared lengths to choose candidates by.
     """
 
     def __init__(self, rows: Rows, rng: np.random.Generator) -> None:
@@ -143,7 +143,7 @@ class _Heads:
             self._held = np.concatenate(run_all(lambda limits: self.span(*limits), rows.chunks(0), rows.device))
 
     def of(self, block: np.ndarray) -> np.ndarray:
-        """Return the heads of unit rows, (rows, width + 1); tails are upper bounds."""
+        """Return the heads of unit rows, (rows, width + 1); no tail is too short."""
         head = scores(block, self._basis, self.device)
         tail = np.sqrt(np.maximum(1 - np.einsum("ij,ij->i", head, head), 0) + _NOISE)
         return np.column_stack([head, tail])
@@ -161,7 +161,7 @@ class _Heads:
         return None if self._held is None else Rows(as_unit_rows(self._held[:, : self.width]), self.device)
 
     def seen(self, centroids: np.ndarray) -> np.ndarray:
-        """Return the heads of centroids if these are enough, else the centroids."""
+        """Return the heads of centroids if heads are `enough`, else the centroids."""
         if not self.enough:
             return centroids
         seen = self.of(centroids)
@@ -254,7 +254,7 @@ def _refine(rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near
 def _propose(
     rows: Rows, heads: _Heads, state: _State, group_of: np.ndarray, near: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Find each row's best move among its group's centroids, see `_best_moves`."""
+    """Find each row's best move to a cluster near its group, see `_best_moves`."""
     seen, row_group = heads.seen(state.centroids), group_of[state.assignment]
     order = np.argsort(row_group, kind="stable")
     bounds = np.searchsorted(row_group[order], np.arange(len(near) + 1)).tolist()
@@ -283,12 +283,12 @@ def _best_moves(
     seen: np.ndarray,
     device: torch.device,
 ) -> tuple[np.ndarray, ...]:
-    """Find each row's best candidate, its net gain, and whether it is nearer.
+    """Find each row's best other cluster, the net gain, and whether it is nearer.
 
-    Products of `looks` (rows) and `seen` (centroids) choose the candidate; products in all dimensions measure it.
+    Products of `looks` (rows) and `seen` (centroids) choose the cluster; products in all dimensions measure the gain.
     """
-    # |s + x| - |s| as a linear function of the cosine of s and x, exact at the mean cosine. That is good enough to
-    # choose by, and needs only a product with scaled centroids and an addition.
+    # The gain of adding row x to sum s, |s + x| - |s|, as a linear function of their cosine, exact at the mean cosine.
+    # It is good enough to choose by, and needs only a product with scaled centroids and an addition.
     length, cosine = state.lengths[candidates], state.mean_cosine
     joined = np.sqrt(length**2 + 2 * length * cosine + 1)
     slope = length / joined
@@ -306,22 +306,22 @@ def _best_moves(
 
 
 def _joining(cosine: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return |s + x| - |s|, the gain of adding x; a fraction avoids cancellation."""
+    """Return |s + x| - |s|, the gain of adding row x to sum s, without cancellation."""
     added = 2 * length * cosine + 1  # |s + x|^2 - |s|^2
     return np.asarray(added / (np.sqrt(np.maximum(length**2 + added, 0)) + length))
 
 
 def _leaving(cosine: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Return |s| - |s - x|, the loss of removing the member x."""
+    """Return |s| - |s - x|, the loss of removing the member x from sum s."""
     taken = 2 * length * cosine - 1  # |s|^2 - |s - x|^2
     return np.asarray(taken / (length + np.sqrt(np.maximum(length**2 - taken, 0))))
 
 
 def _keep_one_in_each(old: np.ndarray, new: np.ndarray, k: int) -> np.ndarray:
-    """Return `new`, but keep the first member of each cluster that all would leave.
+    """Return `new`, but keep the first member of each cluster that would be empty.
 
-    The total still rises, because a row that stays loses nothing. Its target may become empty instead, so this repeats.
-    It ends, because a cluster that has kept a row keeps it.
+    The total still rises, because a row that stays loses nothing. Its target may become empty instead. So the step is
+    repeated; the repeats end, because a cluster that has kept a row keeps it.
     """
     kept = new.copy()
     while (deserted := np.bincount(kept, minlength=k) == 0).any():
@@ -370,7 +370,7 @@ def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -
         state.assignment[wishes[moves]] = target[moves]
         made += len(moves)
         waiting = np.setdiff1d(waiting, moves)
-        if len(moves) <= 0.02 * made:  # the next round finds the few left over again
+        if len(moves) <= 0.02 * made:  # the next round finds the few that are left
             return
 
 

@@ -21,12 +21,12 @@ from hce.tree.hierarchy import Hierarchy
 MOST_SITES = 4096
 PERPLEXITY = 15.0
 APART = 0.25  # added to the distance of two sites for each level at which their ancestors differ
-ROUNDS = 30  # of making the cells even
+ROUNDS = 30  # how often the cells are evened out
 RIM = 256  # points around the disc that the cells fill
 COAST = 1.5  # distance from the nearest site to the sea (the empty rest), in typical distances between sites
 EDGE = 0.94  # how far toward its cell's border a document may be, as a share
 NEIGHBORS = 10
-LEAVES_AROUND = 6  # whose documents may be neighbors too
+LEAVES_AROUND = 6  # near leaves whose documents may be neighbors too
 STEPS = 60
 PUSHED = 8  # pairs of documents that push a document in a step: one before and one after it in the arrays
 SEED = 0  # same tree, same map
@@ -113,7 +113,7 @@ def place_documents(
     pairs = _neighbor_pairs(tree, documents, vectors, lambda share: report(0.3 * share))
     sums = sparse.csr_matrix((np.ones(pairs.nnz), np.arange(pairs.nnz), pairs.indptr), (len(documents), pairs.nnz))
     borders = _Borders.of(sites, cells(sites).neighbors)
-    scale = float(np.median(borders.nearest) / np.sqrt(max(len(documents) / len(sites), 1)))  # of two documents
+    scale = float(np.median(borders.nearest) / np.sqrt(max(len(documents) / len(sites), 1)))  # documents' spacing
     places = borders.keep(sites[site] + generator.normal(0, 2 * scale, (len(documents), 2)), site)
     around = max(2, round(1.5 * len(documents) / len(sites)))
     for step in range(STEPS):
@@ -132,7 +132,7 @@ def place_documents(
 
 
 def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return places for vectors (B, n) next to their nearest vectors among (m, n)."""
+    """Return places for `vectors`, (B, n), near the nearest of `there`, (m, n)."""
     cosines = vectors @ there.T
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :BESIDE]
     weights = np.exp(10 * np.take_along_axis(cosines, nearest, axis=1))
@@ -168,7 +168,7 @@ def _spread(places: np.ndarray) -> np.ndarray:
 
 
 def _sea(sites: np.ndarray) -> np.ndarray:
-    """Return a grid of triangles without the points near sites, of shape (points, 2)."""
+    """Return the points of a triangular grid far from all sites, (points, 2)."""
     nearest = cKDTree(sites).query(sites, k=2)[0][:, 1] if len(sites) > 1 else np.array([0.5])
     step = max(float(np.median(nearest)), 0.004 * max(np.ptp(sites, axis=0).max(), 1e-9))
     low, high = sites.min(axis=0) - 5 * step, sites.max(axis=0) + 5 * step
@@ -218,7 +218,7 @@ class _Borders(NamedTuple):
 
 
 def _neighbor_pairs(tree: Hierarchy, documents: np.ndarray, vectors: np.ndarray, report: Report) -> sparse.csr_matrix:
-    """Join each document with its nearest in leaves around it: (N, N), symmetric."""
+    """Join each document with its nearest ones in near leaves: (N, N), symmetric."""
     count = len(documents)
     parent = tree.document_parent[documents]
     order = np.argsort(parent, kind="stable")

@@ -42,7 +42,7 @@ def name_nodes(
 ) -> Names:
     """Name every inner node after its documents' distinguishing words.
 
-    `texts` are those of the tree's documents, in their order. A name has fewer `words` if the documents have fewer.
+    `texts` are those of the tree's documents, in their order. A name has at most `words` words.
     """
     with progress_bar("words for names", len(hierarchy), "documents", show=progress) as advance:
         found = _counted(counted(texts, advance))
@@ -116,7 +116,7 @@ def _without_addresses(text: str) -> str:
 
 
 class _Group(NamedTuple):
-    """For each node, how many documents have each word, (nodes, words), and how many there are, (nodes,)."""
+    """For each node, its number of documents with each word, (nodes, words), and of all documents, (nodes,)."""
 
     having: sparse.csr_matrix
     sizes: np.ndarray

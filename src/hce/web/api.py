@@ -45,8 +45,8 @@ INPUTS = 2048  # texts to encode
 EMBEDDINGS = "/v1/embeddings"
 # Limits of a document in a list, in characters.
 TITLE_SHOWN = 1_000
-METADATA_SHOWN = 2_000_000  # of JSON in k hits together, divided by k for each hit,
-METADATA_OF_EACH = 2_000  # but never below this
+METADATA_SHOWN = 2_000_000  # of JSON in k hits together; each hit may have 1/k of them,
+METADATA_OF_EACH = 2_000  # or this many, if that is more
 # Queue lengths, and the number of texts encoded between two checks of the deadline.
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
@@ -246,7 +246,7 @@ class SearchAnswer:
     Attributes:
         milliseconds: the time of the search, without encoding the query.
         facets: for each requested field, its most frequent values in the documents that match the conditions.
-        good_match: whether the first hit is a good match; false if nothing is, null if unknown.
+        good_match: whether the first hit is a good match; false if no document is, null if unknown.
     """
 
     query: str
@@ -327,7 +327,7 @@ def _first(index: Index, ranking: Ranking, k: int) -> list[Hit]:
     return [
         Hit.of(rank, number, documents[number], score)
         for rank, (number, score) in enumerate(best, start=1)
-        if number in documents  # else it was just removed
+        if number in documents  # a missing one was just removed
     ]
 
 

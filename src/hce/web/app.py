@@ -116,7 +116,7 @@ def url_of(host: str, listener: socket.socket) -> str:
 class Server(uvicorn.Server):
     """Serves an application at a socket until Ctrl-C or SIGTERM, then finishes active requests.
 
-    It calls `started` once it listens.
+    It calls `started` as soon as it listens.
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket, started: Callable[[], None] = lambda: None) -> None:

@@ -157,7 +157,7 @@ class DriftState:
     state: Literal["measuring", "done"]
     verdict: str = "unknown"  # or ok, re-cluster, retrain
     reasons: tuple[str, ...] = ()
-    outdated: bool = False  # whether documents were written since then
+    outdated: bool = False  # whether documents were written since that measurement
     grown: tuple[GrownNode, ...] = ()
 
 

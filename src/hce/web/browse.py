@@ -211,7 +211,7 @@ def regions(site: Served) -> MapAnswer:
 def points(site: Served) -> Response:
     """Return the points of the map as bytes.
 
-    First come all numbers (uint32), then all x and y (uint16 pairs), then all nodes (uint16).
+    First come all document numbers (uint32), then all x and y (uint16 pairs), then the node of each (uint16).
     """
     site.map.readiness()  # starts to draw the map if needed
     with site.index.state.reading() as reader:

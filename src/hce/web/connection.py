@@ -4,9 +4,9 @@ uvicorn's own limits are not enough: `limit_concurrency` also counts idle connec
 after the first answer. With only those limits, 600 silent connections locked everyone else out. Sixty clients that did
 not read a 5 MB answer were never dropped (docs/LOG.md, "A server that a stranger keeps busy").
 
-Here, a new connection over the limit replaces the one that has been idle longest. If its own address has too many, it
-replaces one of that address. A connection with an active request is never replaced; if all are active, the answer is
-503.
+Here, a new connection over the limit replaces the connection that has been idle longest. If the new connection's
+address has too many, it replaces one of that address. A connection with an active request is never replaced; if all are
+active, the answer is 503.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError:  # Windows
 OPEN_FILES = _limit if _limit >= 0 else 1024
 CONNECTIONS = min(512, OPEN_FILES // 2)
 CONNECTIONS_OF_AN_ADDRESS = min(256, CONNECTIONS)
-# asyncio accepts up to this many before we can close any for the limit above. The index needs open files too.
+# asyncio accepts up to this many connections before we can close any. The index needs open files too.
 BACKLOG = min(2048, OPEN_FILES // 8)
 HEAD_SECONDS = 10.0  # from the connection, or from the last answer, to the end of a request's head
 TAKE_SECONDS = 10.0  # a client must read TAKE_BYTES of an answer, or the rest of it, in this time
@@ -56,7 +56,7 @@ class HttpConnection(H11Protocol):
 
     @property
     def waiting_since(self) -> float | None:
-        """When it became idle, by the event loop's clock; None during a request."""
+        """When the connection became idle, by the event loop's clock; None during a request."""
         is_busy = self.cycle is not None and not self.cycle.response_complete
         return None if is_busy else self._waits_since
 

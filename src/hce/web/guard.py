@@ -224,7 +224,7 @@ class Guard:
 
 
 class _Answer:
-    """The state of one answer: what was sent, and its share of the guard's bytes."""
+    """The state of one answer: what was sent, and its part of `bytes_under_way`."""
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         self._guard, self._scope, self._receive, self._send = guard, scope, receive, send
