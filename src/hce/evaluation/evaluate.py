@@ -142,7 +142,7 @@ def evaluate(
         queries: queries by id; those without a judgment are skipped.
         qrels: the judgments.
         measures: names, see `parse_measure`.
-        depth: how many hits to ask for; more where a measure's cut-off is deeper.
+        depth: how many hits to ask for, or the deepest cut-off of a measure if that is larger.
         drop_self: drop a hit with the query's own id: BEIR's rule for collections that contain their queries.
 
     Raises:
@@ -178,7 +178,7 @@ def rank(
 
 
 def kept_hits(run: Run, depth: int | None = None, *, drop_self: bool = True) -> dict[str, list[Scored]]:
-    """Return the first `depth` hits of each query, other than the query itself."""
+    """Return the first `depth` hits of each query; drop one with the query's own id."""
     return {
         query_id: [hit for hit in hits if not drop_self or hit.id != query_id][:depth] for query_id, hits in run.items()
     }

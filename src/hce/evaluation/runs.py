@@ -64,7 +64,7 @@ def write_run(path: str | Path, run: Run, tag: str = "hce") -> None:
 
 
 def falling_scores(scores: Sequence[float]) -> np.ndarray:
-    """Return the scores in float32, each lowered below the one before it."""
+    """Return the scores in float32; lower each that is not below the one before it."""
     with np.errstate(over="ignore"):
         falling = np.array(scores, dtype=np.float32)
     if not np.isfinite(falling).all():

@@ -46,7 +46,7 @@ def compare_paired(a: Scores, b: Scores, seed: int = 0) -> Paired:
     """Compare two systems' scores on the same queries.
 
     >>> paired = compare_paired({"q1": 1.0, "q2": 0.5, "q3": 0.5}, {"q1": 0.5, "q2": 0.5, "q3": 0.0})
-    >>> paired.p, paired.better, paired.worse, paired.equal  # two queries differ: 2 of 4 signs are as far from 0
+    >>> paired.p, paired.better, paired.worse, paired.equal  # 2 of the 4 choices of signs are as far from 0
     (0.5, 2, 0, 1)
     """
     if a.keys() != b.keys() or not a:
@@ -76,8 +76,8 @@ def compare_several(pairs: Mapping[Key, tuple[Scores, Scores]], seed: int = 0) -
 def randomization_test(differences: np.ndarray, seed: int = 0, draws: int = DRAWS) -> float:
     """Return the two-sided p: exact if few queries differ, else from random signs.
 
-    The observed signs count as one of the draws: p = (x + 1) / (draws + 1). So p is never 0, and the test rejects no
-    more often than its level (Phipson and Smyth, 2010).
+    If x draws are as far from 0 as the observed signs, p = (x + 1) / (draws + 1). So p is never 0, and the test rejects
+    no more often than its level (Phipson and Smyth, 2010).
     """
     moving = differences[differences != 0]  # a difference of 0 has no sign to flip
     if len(moving) < 2:
@@ -88,7 +88,7 @@ def randomization_test(differences: np.ndarray, seed: int = 0, draws: int = DRAW
         for difference in moving:
             sums = np.concatenate([sums + difference, sums - difference])
         return float((np.abs(sums) >= observed).mean())
-    # scipy's permutation_test flips query by query in Python: ten times as slow for thousands of queries.
+    # scipy's permutation_test flips query by query in Python, and takes ten times as long for thousands of queries.
     rng, rows, extreme = np.random.default_rng([seed, 0]), _rows_at_once(len(moving)), 0
     for start in range(0, draws, rows):
         signs = np.where(rng.random((min(rows, draws - start), len(moving))) < 0.5, 1.0, -1.0)

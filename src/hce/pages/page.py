@@ -85,7 +85,7 @@ class Panel(NamedTuple):
 
 
 def line_panels(epochs: Sequence[int], panels: Iterable[Panel]) -> str:
-    """Draw the panels side by side under one legend, without empty ones."""
+    """Draw the panels that have values side by side, under one legend."""
     drawn = [panel for panel in panels if _known(panel)]
     names = list(dict.fromkeys(name for panel in drawn if len(panel.lines) > 1 for name in panel.lines))
     colors = {name: f"var(--series-{number % SERIES})" for number, name in enumerate(names)}
@@ -198,7 +198,7 @@ def _named_bars(ordered: Sequence[tuple[float, str]], most: float) -> str:
 
 
 def _outlines(ordered: Sequence[tuple[float, str]], most: float) -> str:
-    """Draw gains and losses as one polygon each, of about NAMED_BARS corners."""
+    """Draw a polygon of gains and one of losses: about NAMED_BARS corners in all."""
     every = -(-len(ordered) // NAMED_BARS)
     shapes = []
     for kind, sign in (("gain", 1), ("loss", -1)):

@@ -88,7 +88,7 @@ def command(model: ModelFolder) -> str:
 
 
 def training_panels(history: Sequence[Epoch]) -> list[Panel]:
-    """Return panels of dev measure, loss, accuracy and churn over the epochs."""
+    """Return panels over the epochs: dev measure, loss, accuracy, moved documents."""
 
     def series(name: str) -> dict[str, list[float | None]]:
         keys = dict.fromkeys(key for epoch in history for key in getattr(epoch, name))
@@ -107,7 +107,7 @@ def training_panels(history: Sequence[Epoch]) -> list[Panel]:
 
 
 def branches(tree: Hierarchy) -> list[Branch]:
-    """Return the first levels, largest nodes first; the smallest share one branch."""
+    """Return branches of the first levels, largest first; join the smallest into one."""
     counts = tree.document_counts()
 
     def below(level: int, node: int) -> list[Branch]:
@@ -151,7 +151,7 @@ def _measured(name: str, before: float, after: float) -> list[str]:
 
 
 def _search(calibration: Calibration) -> Iterator[str]:
-    """Yield nDCG@10 of each part of the search, and curves over the parts' shares."""
+    """Yield tables of nDCG@10: by each part of the search, and by each part's share."""
     yield f"<h2>The search that users get</h2><p>{escape(calibration.summary())}.</p>"
     if calibration.ndcg:
         yield html_table(["nDCG@10 by", ""], ([name, f"{value:.4f}"] for name, value in calibration.ndcg.items()))

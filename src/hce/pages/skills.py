@@ -69,7 +69,7 @@ class _Skills:
             yield from map(self._reader.documents(some).__getitem__, some)
 
     def _children(self, page: _Page) -> Iterator[_Page]:
-        """Yield the children with documents, largest first; folder names keep the order."""
+        """Yield the children with documents, largest first; number their folders so."""
         children = self._places.children(page.level, page.node).tolist()
         digits = len(str(len(children)))
         for place, child in enumerate(children, start=1):
@@ -114,7 +114,7 @@ def write_skills(index: Index, folder: str | Path, levels: int = 2) -> int:
 
 
 def typical_sentence(text: str, words: Iterable[str]) -> str:
-    """Return the first sentence with the most of these words, cut if it is long.
+    """Return the sentence that has most of these words, cut if it is long.
 
     >>> typical_sentence("A first one. Wings flutter in flight! The end.", ["wings", "flutter"])
     'Wings flutter in flight!'
