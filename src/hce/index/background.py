@@ -1,7 +1,7 @@
 """Background work of a server: the ranking by the untrained encoder, and a map of the documents.
 
-The server prepares the ranking when it starts, and draws the map when first asked. Each is cached in a file of the
-index's folder, which can be deleted at any time.
+The server prepares the ranking when it starts, and draws the map when first asked. Each is cached in a file in the
+index's folder. These two files can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def reason_of(error: Exception, what: str) -> str:
 
 UNTRAINED_FILE = "untrained.safetensors"
 MOST_DOCUMENTS = 200_000
-DOCUMENTS_AT_ONCE = 64  # a query waits for the encoding of at most these
+DOCUMENTS_AT_ONCE = 64  # a query waits while at most this many are encoded
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ NOT_TRAINED = Readiness("off", reason="the index was not made from a model that 
 
 
 class Ranking(NamedTuple):
-    """All documents ranked for a query: rising numbers (N,), their cosines, and the order of rows, best first."""
+    """Documents ranked for a query: rising numbers (N,), their cosines, and the order of rows, best first."""
 
     numbers: np.ndarray
     scores: np.ndarray
@@ -120,7 +120,7 @@ class Ranking(NamedTuple):
 class VectorsByContent(NamedTuple):
     """Vectors of texts by one encoder, and the content keys of these texts."""
 
-    contents: np.ndarray  # int64 hashes, (T,); document numbers would repeat if an older store is restored
+    contents: np.ndarray  # int64 hashes, (T,); not document numbers, which repeat once an older store is restored
     vectors: np.ndarray  # (T, n)
 
     @classmethod
@@ -170,7 +170,7 @@ class Untrained:
         self._worker.stop()
 
     def readiness(self) -> Readiness:
-        """Return whether there is a ranking now; if it is behind, start catching up."""
+        """Return whether there is a ranking now; if documents changed, catch up."""
         if self.spec != self.index.state.manifest.base_encoder:  # the index was reindexed
             self.spec = self.index.state.manifest.base_encoder
             self._readiness, self._prepared, self._encoder = NOT_TRAINED, None, None
@@ -273,7 +273,7 @@ MAP_FILE = "map.safetensors"
 MAP_ARRAYS = ("numbers", "places", "sites")
 MAP_FORMAT = "1"
 MOST_DRAWN = 200_000
-MOST_OF_A_LEAF = 512  # documents of a leaf that a later one is compared with
+MOST_OF_A_LEAF = 512  # a later document is compared with at most this many of its leaf
 
 
 def is_damaged_map(path: Path) -> bool:
@@ -309,7 +309,7 @@ class _Sheet(NamedTuple):
     sites: np.ndarray
 
     def near(self, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
-        """Place vectors next to the nearest drawn documents of the leaf they walk to."""
+        """Place vectors next to the nearest drawn documents of the leaf each walks to."""
         hierarchy = self.tree.hierarchy
         leaves = hierarchy.walk(vectors)[-1][:, 0]
         result = self.sites[hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, self.level]].astype(np.float32)
@@ -323,7 +323,7 @@ class _Sheet(NamedTuple):
         return result
 
     def draw(self, places: Places, reader: Reader, known: Drawn) -> Drawn:
-        """Place the documents of a moment; keep the places of the `known` later ones."""
+        """Place the documents of a moment; a later one in `known` keeps its place."""
         hierarchy = self.tree.hierarchy
         leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
         order = np.argsort(places.numbers)
@@ -363,7 +363,7 @@ class MapNow(NamedTuple):
         return result
 
     def place_of_query(self, reader: Reader, vector: np.ndarray) -> np.ndarray:
-        """Return the place (2,) of a vector; WriterBusyError if of an earlier encoder."""
+        """Return the place (2,) of a vector; WriterBusyError if not of the tree's length."""
         require_same_length(self.sheet.tree, len(vector))
         return np.asarray(self.sheet.near(reader, vector[None], self.drawn)[0])
 
@@ -429,7 +429,7 @@ class DocumentMap:
         except Exception as error:
             readiness = MapReadiness("off", reason=reason_of(error, "the map could not be made"))
         with self._lock:
-            if self._wanted is tree:  # if a new tree has replaced it, the worker draws that one next
+            if self._wanted is tree:  # otherwise a new tree was asked for, which the worker draws next
                 self._sheet, self._readiness = sheet, readiness
 
     def _make(self, tree: NumberedHierarchy) -> _Sheet:

@@ -2,7 +2,7 @@
 
 Derived parts (engine, words, tree) can be rebuilt, and a vector can be encoded again from its text. A damaged text or
 damaged weights of an encoder can only be reported. A folder without `checksums.json`, such as that of an encoder that
-hce did not write, is reported as unknown, not as damaged.
+hce did not write, is reported as unknown, unless the encoder's fingerprint shows damage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FROM_A_COPY = "restore it from a copy"
 class Finding(NamedTuple):
     """A fault in a `part` of an index or a model: damage, or a missing checksum (unknown).
 
-    `can_heal` says whether a repair heals it, and `remedy` what else to do. `number` is the document's, if it has one.
+    `can_heal` says whether a repair heals it, and `remedy` what else to do. `number` is the damaged document's, if any.
     """
 
     part: str
@@ -208,7 +208,7 @@ class _Numbers(NamedTuple):
     sound: set[int]
 
     def unsound(self, part: str, number: int, line: str) -> Finding:
-        """Return the finding about a vector, which can be healed if its text is sound."""
+        """Return a finding about a vector; it can be healed if its document is sound."""
         if number in self.sound:
             return Finding(part, line, can_heal=True, number=number)
         return Finding(part, f"{line}, and neither is its text", remedy="add the document again", number=number)
@@ -253,7 +253,7 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
 
 
 def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    """Compare passages with checksums; damage makes the neighbors suspect too."""
+    """Compare passages with checksums; report the two next to a damaged one."""
     before, is_damaged = None, False
     for *row, checksum in reader.raw_rows("passages"):
         advance(1)
@@ -267,7 +267,7 @@ def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> It
 
 
 def _change_findings(reader: Reader, manifest: Manifest, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    """Compare the log of changes with its checksums and with the documents."""
+    """Compare the table of changes with its checksums and with the documents."""
     for *row, checksum in reader.raw_rows("changes"):
         advance(1)
         if checksum != reader.change_checksum(row):

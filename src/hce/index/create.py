@@ -7,8 +7,8 @@ and helps to grow the tree; the first one does the rest.
 A reindexing writes the new encoder's vectors into the store next to the active ones, some documents at a time, so that
 others can write in between. Then it makes a tree and snapshots. One short write comes last: it encodes the few
 documents that came meanwhile, and activates the new vectors. A kill leaves the index as it was before that write or
-after it, and the same call resumes. The earlier vectors stay until the index is rebuilt. To activate them again, only
-documents that came since are encoded.
+after it, and the same call resumes. The earlier vectors stay until the index is rebuilt. Activating them
+again encodes only the documents that came since.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class KnownEncoder:
     fingerprint: str  # kept here because computing it takes a while
     folder: Path | None = None  # the folder of the model that `hce train` wrote, if any
     facts: ModelFacts | None = None  # what that folder records about the training
-    fitted_documents: int | None = None  # how many a table was just fitted to; None if none was fitted
+    fitted_documents: int | None = None  # how many documents a table was just fitted to; None without a fit
 
     @classmethod
     def load(
@@ -211,7 +211,7 @@ def create_index(
         if codes is not None:
             codes.folder.replace(folder / manifest.folder_of("tokens"))
         manifest.write(folder)
-    del vectors, own  # may map a file that is deleted next
+    del vectors, own  # they may map a file that is deleted next
     delete_whole(unfinished(path))
 
 
@@ -236,7 +236,7 @@ class _Draft:
         return TokenCodes(place, process_rank()) if is_folder(place) else None
 
     def vectors(self, known: np.ndarray | None, codes: TokenCodes | None) -> np.ndarray:
-        """Encode documents and passages; the documents' vectors may be known."""
+        """Encode documents and passages; `known` may hold the documents' vectors."""
         corpus, encoder = self.long.corpus, self.start.encoder
         if known is None or codes is not None:
             with codes.filling() if codes else nullcontext() as on_tokens:
@@ -321,7 +321,7 @@ def keep_within(memory: int | None, documents: int, dim: int, engine: str) -> No
 
 
 def checked_share(words_share: float | None) -> None:
-    """Fail if this cannot be the share of words in a hybrid search."""
+    """Fail unless a value can be the share of words in a hybrid search."""
     is_number = isinstance(words_share, int | float) and not isinstance(words_share, bool)
     if words_share is not None and not (is_number and 0 <= words_share <= 1):
         raise InputError(f"words_share {words_share}: give a number from 0 (meaning alone) to 1 (words alone)")
@@ -339,14 +339,14 @@ def _calibrated(
 
 
 ENCODED_AT_ONCE = 1024
-FEW = 64  # documents that the last write may encode while other writers wait
+FEW = 64  # the last write encodes at most these while others wait, except after ROUNDS attempts
 ROUNDS = 8  # attempts to catch up with other writers, before they have to wait
 
 
 def reindex(
     store: Store, encoder: Encoder | str | Path, words_share: float | None = None, *, progress: bool = False
 ) -> Manifest | None:
-    """Switch to another encoder; return the manifest, or None if it is active."""
+    """Switch to another encoder; return the manifest, or None if it was active."""
     checked_share(words_share)
     with _alone(store):
         other = _begin(store, encoder)
@@ -358,7 +358,7 @@ def reindex(
 
 
 def undo(store: Store, *, progress: bool = False) -> Manifest:
-    """Activate the encoder before the last reindexing; InputError if it is gone."""
+    """Activate the encoder that was replaced last; InputError if none is kept."""
     with _alone(store):
         other = Manifest.read(store.path.parent).standby()
         if other is None or not other.was_in_force:
@@ -387,7 +387,7 @@ def _writing(store: Store) -> Iterator[Writer]:
 
 
 def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None:
-    """Return the standby encoder, new or from an earlier call; None if it is active."""
+    """Make `encoder` the standby encoder, or find it there; None if it is active."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
     other = manifest.standby()
@@ -412,7 +412,7 @@ def _make_standby(store: Store, start: KnownEncoder, spec: str, numbers: np.ndar
     index_folder, space = store.path.parent, TokenSpace.fit(start.encoder, corpus)
     with _writing(store) as writer:
         manifest = replace(Manifest.settled(index_folder, writer), beside=None)
-        manifest.write(index_folder)  # it must not name tables that the next lines drop
+        manifest.write(index_folder)  # the manifest must not name tables that the next lines drop
         delete_other_folders(index_folder, manifest)
         writer.make_standby()
         suffixes = (f"-{number}" for number in count(writer.next.change))

@@ -75,7 +75,7 @@ class Part(Protocol[Lent]):
     """A part of an index: a `LocalPart`, or one elsewhere, which has no snapshots."""
 
     def lend(self, reader: Reader) -> AbstractContextManager[Lent]:
-        """Lend the part at the reader's moment; MomentPassedError if the part is later."""
+        """Lend the part at the reader's moment; MomentPassedError if its moment is later."""
 
     def prepare(self, reader: Reader) -> None:
         """Load or build the part now, so that the first search need not wait."""
@@ -91,7 +91,7 @@ class Part(Protocol[Lent]):
 
 
 class LocalPart(ABC, Generic[Held]):
-    """A part in this process: loaded when first needed, caught up before each use, shared by threads."""
+    """An engine or words held in this process: loaded when needed, caught up before each use, shared by threads."""
 
     folder_name: ClassVar[str]  # of the snapshots, below the folder of the index
     in_memory: ClassVar[bool] = True  # whether a forked process can use what is held, too
@@ -111,11 +111,11 @@ class LocalPart(ABC, Generic[Held]):
 
     @abstractmethod
     def _build(self, reader: Reader) -> Held:
-        """Build what is held from all documents."""
+        """Build the engine or the words from all documents."""
 
     @abstractmethod
     def _load(self, folder: Path, numbers: np.ndarray) -> Held | None:
-        """Load a snapshot; None if its documents are not these, FormatError if damaged."""
+        """Load a snapshot; None if of other documents, FormatError if damaged."""
 
     @abstractmethod
     def _add(self, held: Held, reader: Reader, after: int) -> int:
@@ -165,7 +165,7 @@ class LocalPart(ABC, Generic[Held]):
                 self._save()
 
     def rebuild(self, reader: Reader, manifest: Manifest) -> None:
-        """Build what is held again from all documents, and write a snapshot."""
+        """Build again, from all documents, what is held; write a snapshot."""
         with self._lock.alone():
             self.manifest = manifest
             self._held = self._moment = None
@@ -173,7 +173,7 @@ class LocalPart(ABC, Generic[Held]):
             self._save()
 
     def renew(self) -> None:
-        """Rebuild what is held if the newest snapshot says that it pays now.
+        """Rebuild what is held if the newest snapshot says that this pays now.
 
         Writes call this, not searches; searches go on meanwhile. Nothing depends on it, so a failure is only logged.
         """
@@ -198,7 +198,7 @@ class LocalPart(ABC, Generic[Held]):
         self._held = self._moment = None
         failed: set[Moment] = set()
         while True:
-            # A rebuild of the index deletes records of earlier moments and removals, so what is held may be too old.
+            # A rebuild of the index deletes records of earlier moments and of removals, so what is held may be too old.
             if held is None or held_at is None or reader.moment_at(held_at.change, held_at.token) is None:
                 held, held_at = self._loaded(reader)
             try:
@@ -274,7 +274,7 @@ class LocalPart(ABC, Generic[Held]):
         return None
 
     def damaged_snapshots(self, reader: Reader) -> Iterator[tuple[Path, str]]:
-        """Yield each usable snapshot that is damaged, with what is wrong with it."""
+        """Yield the folder of each damaged snapshot, and what is wrong with it."""
         for folder in self._snapshots():
             try:
                 if (moment := self._moment_of(_read_snapshot(folder), reader)) is not None:
@@ -288,7 +288,7 @@ class LocalPart(ABC, Generic[Held]):
         return reader.moment_at(saved.get("change", -1), saved.get("token", "")) if is_usable else None
 
     def _checked(self, folder: Path, reader: Reader, moment: Moment) -> Held:
-        """Load a snapshot, perhaps a stranger's; FormatError if it is not of its moment."""
+        """Load a snapshot, perhaps a stranger's; FormatError if of other documents."""
         check_tree(folder, self.store.path.parent)
         held = self._load(folder, reader.numbers_at(moment))
         if held is None:
@@ -424,7 +424,7 @@ class WordsPart(LocalPart[Words]):
 
 
 def _passage_texts(reader: Reader, after: int) -> Iterator[PassageText]:
-    """Yield the passages of documents above `after`, each after a short title."""
+    """Yield passages of documents above `after`; all but the first get short titles."""
     for number, extents in reader.all_extents(after):
         for document in reader.documents([number]).values():
             text, title = document.full_text, document.title.strip()
@@ -509,7 +509,7 @@ def home_of(engine: str) -> Any:
 
 
 def replica_at(address: str | Path, encoder: Encoder | None) -> Index | None:
-    """Open the index at an address, for reading only; None if it is not an address."""
+    """Open the index at an address, for reading only; None for a folder."""
     for engine in HOMES:
         if home_of(engine).is_address(address):
             replica: Index = home_of(engine).open_replica(address, encoder)

@@ -1,7 +1,7 @@
 """Drift: how documents added after training differ from those trained on, to decide when to retrain.
 
-If encoder and tree still fit, a new document behaves like an old one. It lies as close to a leaf, a walk down the tree
-leads to that leaf, and a piece of its text finds it as reliably. Samples of old and new documents are compared. An old
+If encoder and tree still fit, a new document behaves like an old one. It lies as close to a leaf. A walk down the tree
+reaches that leaf's region as often, and a piece of its text finds it as reliably. Samples of both are compared. An old
 document is first taken out of its leaf's centroid; otherwise it would look closer than any new one can.
 
 A region is a node of the first level. It has grown if its share of the later documents exceeds its share of the earlier
@@ -32,7 +32,7 @@ SAMPLE = 2000  # documents of each kind, old and new
 SPANS = 500  # documents of each kind that are searched for by a piece of their text
 SPAN_LENGTH = 16  # words and marks in such a piece
 POOL = 100_000  # documents that such a piece is searched among
-LEAST = 50  # fewer documents than this decide nothing
+LEAST = 50  # fewer documents or pieces than this decide nothing
 
 # A gap counts if it is at least this large, and larger than chance. docs/LOG.md has the measurements behind these.
 FARTHER = 0.35  # in standard deviations of the old documents' cosines
@@ -42,9 +42,9 @@ GROWN = 0.5  # documents outside the tree, for each inside
 STANDARD_ERRORS = 2.0
 
 REGIONS = 5  # reported at most
-LEAST_GROWTH = 5  # later documents that a region needs to be reported
+LEAST_GROWTH = 5  # a region with fewer later documents is not reported
 WALKED = 10_000  # old documents that walk down the tree, for comparison with the later ones
-TEXTS = 300  # of each kind, whose words are compared in a region
+TEXTS = 300  # documents of each kind in a region whose words are compared
 WORDS = 4
 EXAMPLES = 3
 
@@ -55,22 +55,22 @@ class Population(NamedTuple):
     Pieces of text (16 words) are searched for. Those of old documents come from documents held out from training.
     """
 
-    documents: int  # how many there are
+    documents: int  # how many there are, in the sample or not
     cosine: float  # mean cosine to the nearest leaf's centroid
     spread: float  # standard deviation of these cosines
-    astray: float  # share for which a walk down the tree misses the region of the nearest leaf
-    found: float | None  # share of pieces whose document is among the first ten hits; None if these are too few
-    asked: int  # how many pieces were tried
+    astray: float  # share of documents for which a walk down the tree misses the region of the nearest leaf
+    found: float | None  # share of pieces whose document is among the first ten hits; None for too few pieces
+    asked: int  # how many pieces there were to search for
 
 
 @dataclass(frozen=True)
 class GrownNode:
-    """A region that got more than its share of later documents."""
+    """A region that has grown, as the top of this module defines it."""
 
     level: int
     node: int
     name: tuple[str, ...]
-    before: int  # how many of the tree's own documents are still in it
+    before: int  # how many documents that the tree was grown from are still in the region
     added: int  # how many came later
     words: tuple[str, ...]  # that distinguish the later documents
     examples: tuple[str, ...]  # ids of the later documents nearest to the node's center
@@ -86,10 +86,10 @@ class Drift:
 
     verdict: Verdict
     reasons: tuple[str, ...]  # one sentence for each
-    old: Population | None = None  # the documents that existed at training
+    old: Population | None = None  # the documents from before the index got its encoder
     new: Population | None = None  # the documents that came later
     outside: int = 0  # how many documents the tree was not grown from
-    grown: tuple[GrownNode, ...] = ()  # the regions that got most of these
+    grown: tuple[GrownNode, ...] = ()  # the regions that grew most beyond their share
 
     def as_dict(self) -> dict[str, Any]:
         """Return verdict and numbers, for JSON."""
@@ -137,7 +137,7 @@ def measure_drift(
 ) -> Drift:
     """Compare the documents added after training with the others.
 
-    Documents are rows; `vectors_at` and `texts` return the vectors and texts of some. `tree_rows` has the row of each
+    Documents are rows; `vectors_at` and `texts` return vectors and texts of some rows. `tree_rows` has the row of each
     document of the tree, or −1 if it is gone; `held_out` has the rows of old documents held out from training.
     """
     rng = np.random.default_rng(seed)
@@ -154,7 +154,7 @@ def measure_drift(
     pool = some_of(np.arange(len(is_new)), POOL)
 
     def look_at(rows: np.ndarray, unread: np.ndarray) -> Population:
-        """Return the statistics of samples of these rows."""
+        """Measure a sample of `rows`, and search for pieces of `unread` documents."""
         sample, asked = some_of(rows, SAMPLE), some_of(unread, SPANS)
         cosine, astray = leaves.place(vectors_at(sample), sample)
         found = None
@@ -164,7 +164,7 @@ def measure_drift(
             queries = encode([span.inside for span in spans], "query")
             own = np.einsum("ij,ij->i", queries, encode([span.outside for span in spans], "document"))
             scores = queries @ vectors_at(pool).T
-            scores[asked[:, None] == pool[None, :]] = -np.inf  # the piece's document, still with the piece in it
+            scores[asked[:, None] == pool[None, :]] = -np.inf  # leave out the piece's own document, uncut
             found = float(((scores >= own[:, None]).sum(axis=1) < 10).mean())
         return Population(len(rows), float(cosine.mean()), float(cosine.std()), float(astray.mean()), found, len(asked))
 
@@ -232,7 +232,7 @@ def _differ(higher: float, count: int, lower: float, other_count: int, least: fl
 
 
 def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode, ...]:
-    """Return the regions that grew by more than their share, beyond chance."""
+    """Return the regions that have grown, as the top of this module defines it."""
     if tree is None or not tree.hierarchy.levels:
         return ()
     later, vectors = reader.vectors(after=int(tree.numbers.max(initial=0)))

@@ -4,8 +4,8 @@ A filter is compiled to SQL. Values and names of fields reach SQLite as bound pa
 
 A value is compared with values of its own type: the number 7 is not the text "7", and 1 is not true. A range between
 numbers also matches texts that spell a number, since every cell of a CSV file is text. A list matches if one of its
-elements does. None matches a field that is missing or null. A condition `ne` also matches if the field is missing. A
-dot leads into a nested field, `meta.year`, unless a document has a field with exactly that name.
+elements does. The value None matches a field that is missing or null. A condition `ne` also matches if the field is
+missing. A dot leads into a nested field, `meta.year`, unless a document has a field with exactly that name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SAMPLE = 1000  # documents to read for a list of fields
 
 
 class Condition(NamedTuple):
-    """An SQL condition, its parameters, the fields it names, and those of them that may be missing."""
+    """An SQL condition, its parameters, the fields it names, and those that a matching document may lack."""
 
     sql: str
     parameters: dict[str, Any]
@@ -73,7 +73,7 @@ def parse_clauses(clauses: Iterable[str]) -> dict[str, Any]:
 
 def _parts(clause: str) -> tuple[str, str, str]:
     """Split a clause at its first operator into field, operator and value."""
-    clause = clause.lstrip()  # a blank before a field named "in" would make it the sign
+    clause = clause.lstrip()  # after a blank, a field named "in" would be taken for the operator
     found = SIGN.search(clause)
     field, sign = (clause[: found.start()].strip(), found[0].strip()) if found else ("", "")
     if found is None or sign not in SIGNS or not field:
@@ -279,7 +279,7 @@ def _range_test(field: str, ends: Mapping[str, Any], parameters: _Parameters) ->
             f"(typeof({value}) = 'text'" + "".join(f" AND {value} {each}" for each in compared) + ")"
         )
     # In a comparison with a numeric CAST, SQLite converts texts that spell a number. Any other text sorts above all
-    # numbers, infinity included, so the upper bound excludes it.
+    # numbers, infinity included, so an upper bound of infinity excludes it.
     compared = [f"{RANGE[name]} CAST({parameters.add(end)} AS NUMERIC)" for name, end in ends.items()]
     compared.append("<= CAST(9e999 AS NUMERIC)")
     return lambda value, kind: (

@@ -60,8 +60,8 @@ class Index:
     Attributes:
         path: the folder.
         state: the open parts of the index in this process, for hce's own modules.
-        with_matched: whether searches fill in `Hit.matched`; without, a search for 100 hits takes a third of the time.
-        with_paths: whether searches fill in `Hit.path`; without, a search need not load the tree.
+        with_matched: whether searches fill in `Hit.matched`; if not, a search for 100 hits takes a third of the time.
+        with_paths: whether searches fill in `Hit.path`; if not, a search need not load the tree.
         is_replica: whether the index is read from a collection of Milvus, and refuses writes.
     """
 
@@ -109,9 +109,9 @@ class Index:
                 along, if the model was trained on this corpus.
             hierarchy: a tree of these documents, in their order; "grow" grows one if the model has none.
             engine: "codes" scans codes of the vectors, and scores the best candidates again by the vectors; "exact"
-                scores all vectors; "milvus" is a server.
-            at: the address of Milvus: `http://HOST:PORT`, or the path of a file that ends in `.db`. `#NAME` after it
-                names the collection.
+                scores all vectors; "milvus" leaves the vectors to Milvus.
+            at: the address of Milvus: `http://HOST:PORT`, or the path of a file that ends in `.db`. `#NAME` after
+                the address names the collection.
             language: the language of the texts, for stemming; "none" matches words unchanged.
             words_share: how much words count in a hybrid search, from 0 to 1; by default it is calibrated, see
                 `hce.training.calibration`.
@@ -310,7 +310,7 @@ class Index:
             yield entry.document
 
     def vectors(self, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Return numbers above `after`, rising, (N,), and vectors (N, n), float32.
+        """Return document numbers above `after`, rising, (N,), and vectors (N, n).
 
         Raises:
             InputError: `after` is not an integer.
@@ -371,14 +371,14 @@ class Index:
         Args:
             queries: a text or a list of texts.
             k: how many documents to return, fewer only if there are not enough. By words alone, only documents that
-                share a word are returned.
+                share a word with the query are returned.
             filter: conditions on metadata, see `hce.index.filters`; still returns k documents if enough match.
             mode: "hybrid" ranks by words and meaning, and reorders the first hits by tokens if the index has these;
                 "dense" ranks by meaning alone; "words" by BM25 alone.
             unique: leave out documents that are near-equal to a better hit, which then names them in `Hit.folded`; see
                 `hce.index.ranking.fold_near_equal`. Still returns k documents if there are enough different ones.
             rerank: a cross-encoder that reorders the first hits, or its directory or hub id.
-            depth: how many of the first hits the cross-encoder reads; at least k.
+            depth: how many of the first hits the cross-encoder reads; fewer than k count as k.
 
         Raises:
             InputError: k is not a positive integer, a query is not a text, the filter is not valid, or there is no such
@@ -444,7 +444,7 @@ class Index:
         *,
         vector: np.ndarray | None = None,
     ) -> bool | None:
-        """Return whether a search's first hit is a good match; if not, nothing here is.
+        """Return whether a search's first hit is a good match; if not, none exists.
 
         Two things are judged: the hit's cosine, and the share of the query's words in it; see `hce.index.ranking`. If
         tokens or a cross-encoder reordered the hits, the hit that was first without them is judged.
@@ -454,7 +454,7 @@ class Index:
             hits: the hits that `search` returned.
             filter: the filter that was passed to `search`.
             mode: the mode that was passed to `search`.
-            vector: the query's vector, of shape (n,), if at hand; the vector of the last search is cached.
+            vector: the query's vector, of shape (n,), if at hand; the vector of the last query is cached.
 
         Returns:
             None if unknown: nothing was found, or the search had a filter or used words alone. It is also unknown if
@@ -531,7 +531,7 @@ class Index:
 
     @property
     def tree(self) -> NumberedHierarchy | None:
-        """The tree of the documents at creation or at the last rebuild, with their numbers; None without a tree."""
+        """The current tree, with the numbers of the documents it was grown from; None without a tree."""
         return self.state.tree
 
     def status(self) -> IndexStatus:
@@ -585,9 +585,9 @@ class Index:
         """Rebuild everything derived from the documents: tree, engines and words.
 
         This also frees the space of removed documents, and deletes the records that only earlier snapshots need. The
-        documents do not change. A table that was fitted to less than a quarter of them is fitted to all of them, which
-        are then encoded again, as by `reindex`. No other encoder changes. The encoder before the last `reindex` is
-        deleted, with its vectors.
+        documents do not change. If a table was fitted to less than a quarter of the documents, it is fitted to all, and
+        all are encoded again, as by `reindex`. Any other encoder stays as it was. The encoder that the last `reindex`
+        replaced is deleted, with its vectors.
 
         Args:
             engine: the engine to use from now on; by default the current one.
@@ -613,8 +613,8 @@ class Index:
 
         All documents are encoded while searches use the old vectors. Then one commit activates the new ones, and every
         process that has the index open uses them from its next search on. Documents written meanwhile are found before
-        and after. After an interruption, even a kill, the same call resumes. The old encoder and vectors are kept for
-        `undo_reindex` until `rebuild`.
+        and after that commit. After an interruption, even a kill, the same call resumes. The old encoder and vectors
+        are kept for `undo_reindex` until `rebuild`.
 
         >>> from hce.encoding.encoder import Encoder
         >>> with Index.create("shoes", [Document("a", "red shoes"), Document("b", "blue hats")], "static") as index:
@@ -623,7 +623,7 @@ class Index:
 
         Args:
             encoder: the new encoder for documents and queries, or its name, as for `create`.
-            words_share: how much words then count in a hybrid search; by default chosen as in `create`.
+            words_share: how much words count with the new encoder in a hybrid search; by default chosen as in `create`.
             progress: show a progress bar.
 
         Returns:
@@ -640,12 +640,12 @@ class Index:
         return manifest is not None
 
     def undo_reindex(self, *, progress: bool = False) -> None:
-        """Return to the encoder before the last `reindex`.
+        """Switch back to the encoder that the last `reindex` replaced.
 
-        Documents that came later are encoded with it.
+        Before the switch, that encoder encodes the documents added since.
 
         Raises:
-            InputError: there was none, or `rebuild` has deleted it since.
+            InputError: no `reindex` replaced one, or `rebuild` has deleted it since.
         """
         from hce.index.create import undo
 

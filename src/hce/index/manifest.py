@@ -34,12 +34,12 @@ from hce.search.fusion import Calibration
 FORMAT = 2  # 0.1.0 wrote 1
 MANIFEST_FILE = "manifest.json"
 ENCODER_FOLDER = "encoder"
-IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # encoders after the first add the number of a change
+IS_ENCODER_FOLDER = re.compile(r"encoder(-[0-9]{1,20})?")  # each later encoder adds the number of a change
 IS_TREE_FOLDER = re.compile(r"hierarchy(-[0-9]{1,20})?")  # see `hce.index.tree`
 FOLDERS = ("encoder", "hierarchy", "model", "engine", "passages", "words", "tokens")
 IS_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})(-[0-9]+)?")
 EARLIER = {"dtype"}  # fields that 0.2.0 wrote, and that are ignored
-OUTGROWN = 4  # a table is fitted again for more than this many times the documents it was fitted to
+OUTGROWN = 4  # a table is fitted again once there are over this many times the documents it was fitted to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ class EncoderFacts:
     words_share: float = 0.25  # how much words count in a hybrid search, from 0 to 1
     tokens_share: float = 0.4  # how much tokens count among the first hits, below 1; 0.2.0 did not write it
     shares: dict[str, Any] | None = None  # how both were chosen, see `Calibration`; None if they were given
-    fitted_documents: int | None = None  # to which a table was fitted for this index; None for any other encoder
-    familiar: int | None = None  # the last number when the index got its encoder; None: at creation
+    fitted_documents: int | None = None  # how many a table was fitted to for this index; None for any other encoder
+    familiar: int | None = None  # the last document's number when the index got this encoder; None: at creation
 
     @property
     def suffix(self) -> str:
@@ -66,7 +66,7 @@ class EncoderFacts:
         return self.encoder_folder.removeprefix("encoder")
 
     def folder_of(self, kind: str) -> str:
-        """Return the name of the encoder's folder of a kind, one of `FOLDERS`."""
+        """Return the name of the encoder's folder of this `kind`, see `FOLDERS`."""
         return f"{kind}{self.suffix}"
 
     def soundness(self) -> dict[str, bool]:
@@ -88,8 +88,8 @@ EXCHANGED = [field.name for field in fields(EncoderFacts)]
 class StandbyEncoder(EncoderFacts):
     """An encoder whose vectors are in the store but not active: see `reindex` in `hce.index.create`.
 
-    Either it was active until the last reindexing (`was_in_force`), or a reindexing to it has begun. Then `spec` is the
-    name that this reindexing was given.
+    Either it was active until the last reindexing (`was_in_force`), or a reindexing to it has begun. In the second
+    case, `spec` is the name that this reindexing was given.
     """
 
     was_in_force: bool
@@ -101,16 +101,16 @@ class Manifest(EncoderFacts):
     """The settings of an index, which stay the same while documents are added and removed.
 
     `switch` has number and token of the write that activates the standby encoder. If the store has this write, the
-    standby encoder is active, else the current one. So the manifest is right before and after the commit.
+    standby encoder is active, else the current one. So the manifest is right before and after that write's commit.
     """
 
     created: str  # in ISO 8601
-    documents: int  # at creation; they have the numbers 1 … documents
+    documents: int  # how many there were at creation; their numbers are 1 to this
     corpus: dict[str, str]  # name and fingerprint of the corpus that the index was created from
     engine: str
     language: str = "english"  # of the texts, for stemming
     engine_at: str | None = None  # the address of an engine elsewhere, such as Milvus
-    since: int = 0  # the write that activated this encoder's vectors; 0 for the first encoder
+    since: int = 0  # the number of the write that activated this encoder's vectors; 0 for the first encoder
     beside: dict[str, Any] | None = None  # the fields of the standby encoder, see `StandbyEncoder`
     switch: dict[str, Any] | None = None
     calibration: dict[str, Any] | None = None  # thresholds of a good match, see `MatchThresholds`; None if unknown
@@ -151,7 +151,7 @@ class Manifest(EncoderFacts):
         return replace(self, **{name: getattr(other, name) for name in EXCHANGED})
 
     def at(self, moment_at: Callable[[int, str], Moment | None]) -> Manifest:
-        """Decide the switch: return the manifest for a store with or without that write."""
+        """Return the manifest with the switch made, if the store has the switch's write."""
         other = self.standby()
         if self.switch is None or other is None:
             return self
@@ -197,7 +197,7 @@ class Manifest(EncoderFacts):
 
     @classmethod
     def settled(cls, folder: Path, writer: Reader) -> Manifest:
-        """Read the manifest within a write; an undecided switch has failed, so drop it."""
+        """Read the manifest within a write; drop a switch whose write never committed."""
         return replace(cls.read(folder, writer), switch=None)
 
     def _check(self) -> None:
@@ -218,7 +218,7 @@ class Manifest(EncoderFacts):
 
 @dataclass(frozen=True)
 class IndexStatus:
-    """Counts, sizes and names of an index; `Manifest` explains the other fields."""
+    """Counts, sizes and names of an index; `Manifest` explains the fields without a comment."""
 
     path: str
     documents: int  # how many there are now
@@ -233,7 +233,7 @@ class IndexStatus:
     dim: int
     engine: str  # that searches
     pending: int  # additions and removals that the engine's snapshot on disk lacks
-    tree_levels: int  # the depth L of the tree, its levels below the root; 0 without a tree
+    tree_levels: int  # the depth L of the tree, its levels below the root, including the documents; 0 without a tree
     bytes: int  # of all files
     format: int
     reindexing: str | None = None  # the name of the new encoder, if a reindexing has begun

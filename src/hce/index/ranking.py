@@ -6,7 +6,7 @@ numbers; then the store supplies the documents.
 
 The end of this module decides whether the best hit is a good match. For comparison, it searches for spans cut out of
 random documents, ignores these documents, and measures the best other hit: its cosine, and its share of the span's
-words. The lowest fifth (`FARTHEST`) of each measure is below a threshold. If a query's best hit is below both
+words. A threshold for each measure cuts off its lowest fifth (`FARTHEST`). If a query's best hit is below both
 thresholds, nothing in the index is a good match.
 """
 
@@ -67,10 +67,10 @@ class Hit(NamedTuple):
         from_meaning: the part of the score that comes from the vectors.
         from_words: the part of the score that comes from shared words.
         from_tokens: the part of the score that comes from tokens, see `hce.encoding.reranker`.
-        matched: the query's words that the document has, in any form, among the first 64 words. Very common words
+        matched: those of the query's first 64 words that the document has, in any form. Very common words
             ("the", "from") are left out, unless the query has no others.
         passage: the passage of a long document that matched, `text[start:stop]`; None if no passage was better than the
-            entire document. In a hybrid search, it comes from words if these gave more of the score.
+            entire document. In a hybrid search, words chose it if they gave more of the score.
         first_rank: the rank before a cross-encoder reordered the hits; None without one.
         folded: the ids of near-equal documents that ranked below this one and were left out, best first.
         path: the nodes above the document in the tree, from the top; empty if the index has no tree.
@@ -123,7 +123,7 @@ class Hit(NamedTuple):
 
         Args:
             query: the text that was searched for.
-            length: the length of such a part, in characters; a passage is not shortened.
+            length: how long that part is, in characters; a passage is not shortened.
         """
         return snippet_of(self.text, self.passage, QueryWords(query), length)
 
@@ -286,7 +286,7 @@ def _rankings(
 def cosines_of(
     searched: Searched, query_vector: np.ndarray, passage_of: dict[int, int], numbers: np.ndarray
 ) -> np.ndarray:
-    """Return the higher cosine of each document and its passages; fill `passage_of`."""
+    """Return each document's cosine, or a passage's if higher; fill `passage_of`."""
     if not len(numbers) or searched.engine is None:
         return np.zeros(0, np.float32)
     cosines = searched.engine.scores(query_vector, numbers)
@@ -383,7 +383,7 @@ def reranked(reranker: Reranker, query: str, hits: list[Hit], depth: int) -> lis
     """Sort the first `depth` hits by a cross-encoder's scores; ties keep their order.
 
     `first_rank` keeps their earlier rank. For a long document, the cross-encoder reads the title and the passage that
-    was found. The other hits follow in their order, with scores shifted below.
+    was found. The other hits follow in their order, with scores shifted below theirs.
     """
     first, others = hits[:depth], hits[depth:]
     scores = reranker.scores(query, [read_text(hit) for hit in first])
@@ -415,7 +415,7 @@ LENGTHS = (3, 8, 20)  # of the spans, in words
 LEAST = 60  # spans that thresholds need
 SECONDS = 10.0  # time limit of these searches
 AT_ONCE = 24  # spans per search
-DEPTH = 10  # hits of a span; the first one not near-equal to the span's own document is measured
+DEPTH = 10  # hits of a span; the first one whose vector is not near that of the span's document is measured
 FARTHEST = 0.2  # share of the spans' best hits that counts as too far off; measured in docs/LOG.md
 
 
@@ -425,7 +425,7 @@ class MatchThresholds:
 
     fingerprint: str  # of the encoder that the cosine belongs to
     cosine: float
-    coverage: float  # even if this is 0, a hit needs at least one of the words
+    coverage: float  # even if this is 0, a hit reaches it only with one of the words
 
     @classmethod
     def of(cls, fingerprint: str, found: Sequence[HitCloseness]) -> MatchThresholds:
@@ -438,7 +438,7 @@ class MatchThresholds:
 
 
 class HitCloseness(NamedTuple):
-    """How close a hit is to a query; for a long document, by its nearest passage."""
+    """How close a hit is to a query; a long document's cosine may be that of its nearest passage."""
 
     cosine: float
     coverage: float  # the share of the query's words that the hit has; a rare word counts for more
@@ -494,7 +494,7 @@ def find_thresholds(
 
 
 def _others(reader: Reader, number: int, hits: list[Hit]) -> list[Hit]:
-    """Leave out a document, and hits that are near-equal to it."""
+    """Leave out a document, and hits whose vectors are near its own."""
     vectors = reader.vectors_at(np.array([number, *(hit.number for hit in hits)], np.int64))
     is_near = vectors[1:] @ vectors[0] >= SAME_MEANING
     return [hit for hit, near in zip(hits, is_near.tolist(), strict=True) if hit.number != number and not near]

@@ -54,7 +54,7 @@ class IndexEncoder:
 
     def __init__(self, index_folder: Path, described: Manifest | StandbyEncoder, given: Encoder | None = None) -> None:
         self.index_folder = index_folder
-        self.fingerprint = described.fingerprint  # known without loading it
+        self.fingerprint = described.fingerprint  # known without loading the encoder
         self.facts = described
         self._encoder = given
         self._lock = RLock()
@@ -89,7 +89,7 @@ class IndexEncoder:
 class IndexState:
     """The open parts of an index in this process, and the manifest that names them.
 
-    Unless the caller gave one, documents are encoded by a second copy of the encoder, so that searches need not wait.
+    Unless the caller gave an encoder, a second copy is loaded to encode documents, so that searches need not wait.
     """
 
     def __init__(self, path: Path, encoder: Encoder | None = None) -> None:
@@ -139,7 +139,7 @@ class IndexState:
             yield from reader.entries(after)
 
     def keep_up(self, reader: Reader) -> bool:
-        """Adopt a manifest written since; return whether `reader` sees its vectors."""
+        """Adopt a newer manifest; return whether `reader` sees its encoder's vectors."""
         stamp = file_stamp(self.path / MANIFEST_FILE)
         if stamp != self._stamp:
             self.adopt(Manifest.read(self.path, reader), stamp)
@@ -196,7 +196,7 @@ class IndexState:
 
     @property
     def tree(self) -> NumberedHierarchy | None:
-        """The tree of the documents at creation or at the last rebuild, with their numbers; None without a tree."""
+        """The current tree, with the numbers of the documents it was grown from; None without a tree."""
         manifest, known = self.manifest, self._tree
         if known is None or known[0] != manifest:  # also remembers that there is no tree: every search asks
             known = self._tree = manifest, load_tree(self.path)
@@ -204,7 +204,7 @@ class IndexState:
 
     def _codes_of(self, encoder: IndexEncoder) -> TokenCodes | None:
         """Return the token codes kept for an encoder; None if none are kept."""
-        if self.manifest.engine in ELSEWHERE:  # its readers on other machines would not have them
+        if self.manifest.engine in ELSEWHERE:  # readers of such an engine, on other machines, would not have the codes
             return None
         known, name = self._codes, encoder.facts.encoder_folder
         if name not in known:

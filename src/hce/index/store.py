@@ -4,8 +4,8 @@ A write is one transaction. Before the commit, no reader sees any of it; after t
 reader sees one moment, whatever others write meanwhile.
 
 A connection belongs to the process and the file it was opened for. A forked process opens its own, and a file that was
-replaced is refused. A folder can be read without write permission. SQLite appends writes to its write-ahead log, here
-"the log". A checkpoint copies the log into the main file, only while nobody can write.
+replaced is refused. SQLite appends writes to its write-ahead log, here "the log". A checkpoint copies the log into the
+main file, only while nobody can write. Without a log, a folder can be read without write permission.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CACHE_KILOBYTES = 4096  # small, so that pages reach the log while texts are enc
 LOG_BYTES = 64 * 2**20  # a shorter log is not copied, so most writes need not wait for a checkpoint
 WORTH_A_COPY = 0.02  # share of free pages above which compacting rewrites the file
 SUPER_JOURNAL = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file
-STEPS_BETWEEN_LOOKS = 1000  # SQLite instructions, some tens of rows: checks of the deadline cost next to nothing
+STEPS_BETWEEN_LOOKS = 1000  # SQLite instructions (tens of rows) between checks of a deadline; the checks are cheap
 
 
 class MomentPassedError(HceError):
@@ -65,7 +65,7 @@ class Connection(sqlite3.Connection):
 
     @property
     def is_inherited(self) -> bool:
-        """Whether a parent process opened it, before a fork."""
+        """Whether a parent process opened this connection, before a fork."""
         return self.process != os.getpid()
 
 
@@ -266,7 +266,7 @@ class Store:
         """Open the file; read-only if there is no write permission, or no disk space."""
         stamp = self._stamp()
         try:
-            connection = self._opened("mode=rw")  # SQLite opens it read-only if a readable log exists already
+            connection = self._opened("mode=rw")  # without write permission, read-only if a readable log exists
         except sqlite3.OperationalError as error:
             if _is_busy(error):
                 raise
@@ -280,7 +280,7 @@ class Store:
             connection = self._opened("mode=ro&immutable=1")
             connection.stamp = stamp
         try:
-            self._check_place()  # it may have been replaced just before it was opened
+            self._check_place()  # the file may have been replaced just before it was opened
         except Exception:
             connection.close()
             raise

@@ -63,15 +63,15 @@ CREATE TABLE changes (
 CREATE TABLE removed (change INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (change, number)) WITHOUT ROWID;
 """
 
-# Created with the first long document. Passage numbers rise too, and AUTOINCREMENT never reuses one.
+# This table is created when first needed. Passage numbers rise too, and AUTOINCREMENT never reuses one.
 _PASSAGE_COLUMNS = (
     "(number INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, start INTEGER NOT NULL, "
     "stop INTEGER NOT NULL, vector BLOB NOT NULL, checksum INTEGER)"
 )
 PASSAGES_SCHEMA = f"CREATE TABLE passages {_PASSAGE_COLUMNS}"
 
-# Vectors of the standby encoder: see `hce.index.create`. Activating it swaps the names of two pairs of tables. SQLite's
-# index keeps its own name through that, so each table's index needs a name of its own.
+# Vectors of the standby encoder: see `hce.index.create`. Activating it swaps the names of two pairs of tables. The swap
+# does not rename their SQLite indexes, so each table's index needs a name of its own.
 STANDBY_SCHEMA = (
     "CREATE TABLE vectors_beside (number INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER)",
     f"CREATE TABLE passages_beside {_PASSAGE_COLUMNS}",
@@ -159,7 +159,7 @@ class Reader:
 
     def __init__(self, connection: sqlite3.Connection, dim: int) -> None:
         self._connection = connection
-        self.dim = self._one("PRAGMA user_version")[0] or dim  # recorded by the first reindexing
+        self.dim = self._one("PRAGMA user_version")[0] or dim  # recorded by a reindexing, and in a replica
         if not 0 < self.dim <= MOST_DIMENSIONS:
             raise damaged("the length of its vectors")
 
@@ -295,7 +295,7 @@ class Reader:
             yield document, {number: Passage(*extent) for _, number, *extent in rows}
 
     def last_standby(self) -> int | None:
-        """Return the last number with a standby vector, or 0; None without a table."""
+        """Return the last number with a standby vector, or 0; None without a standby."""
         if not self._has_table("vectors_beside"):
             return None
         return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
@@ -444,7 +444,7 @@ class Writer(Reader):
         self._connection.executemany(query, ((*row[2:], row_checksum(*row), row[0]) for row in rows))
         self._touched |= bool(documents)
 
-    # The next three keep a replica, a copy of another store without vectors: see `hce.milvus.replica`.
+    # The next three methods keep a replica, a copy of another store without vectors: see `hce.milvus.replica`.
 
     def start_over(self, dim: int) -> None:
         """Delete everything, and set the length of vectors."""
@@ -656,7 +656,7 @@ def row_checksum(*values: int | str | bytes | None) -> int:
 
 
 def vector_checksum(number: int, vector: bytes) -> int:
-    """Compute the checksum of a vector; its number is the start value."""
+    """Compute the checksum of a vector; its document's number starts it."""
     return zlib.crc32(vector, number & 0xFFFFFFFF)
 
 

@@ -1,7 +1,7 @@
 """The codes of an index's tokens, which reorder the first hits of a hybrid search: see `hce.encoding.reranker`.
 
-A folder holds the space of the tokens, and the codes of each text. The same pass of the encoder makes a text's vector
-and its codes. Stored codes only save time: a search computes missing or damaged ones.
+A folder holds a `TokenSpace`, and the codes that it makes of each text. The same pass of the encoder makes a text's
+vector and its codes. Stored codes only save time: a search computes missing or damaged ones.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class TokenCodes:
             logger.warning("%s: %s was damaged (%s), and starts over empty", self.folder, self.file.name, error)
 
     def damage(self) -> str | None:
-        """Describe the damage in one line; None if there is none."""
+        """Describe the damage in one line; None without damage."""
         try:
             if not is_file(self.file):
                 return None
@@ -260,7 +260,7 @@ def read_all_tokens(folder: Path, encoder: Encoder, reader: Reader, *, progress:
 def in_order_of_tokens(
     query: QueryTokens, hits: Sequence[Hit], codes: Mapping[str, np.ndarray], tokens_share: float
 ) -> list[Hit]:
-    """Reorder the first hits by the scores with tokens; the others follow."""
+    """Reorder the first hits by scores that include tokens; the others follow."""
     first, others = hits[:TOKENS_FIRST], hits[TOKENS_FIRST:]
     none = np.zeros((0, query.vectors.shape[1]), np.int8)
     similarities = query.max_similarities([codes.get(read_text(hit), none) for hit in first])

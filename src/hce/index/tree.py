@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "hierarchy"  # the first tree's; later trees add the number of a change
+FOLDER = "hierarchy"  # the first tree's; each later tree adds the number of a change
 MOST_READ = 1 << 20  # documents, evenly spread, whose words name the nodes; the words of more would need much memory
 ROWS_AT_ONCE = 16_384
 
@@ -102,7 +102,7 @@ def grow_named_tree(
 
 
 def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Grow a tree in a new folder, unless `name` is current; return the folder."""
+    """Grow a tree in a new folder, unless tree `name` is current; return its folder."""
     with suppress(FormatError):
         if np.array_equal(NumberedHierarchy.load(index_folder / name).numbers, reader.numbers()):
             return name
@@ -165,7 +165,7 @@ def paths_of(reader: Reader, tree: NumberedHierarchy, numbers: Iterable[int]) ->
 
 
 def _leaves_of(reader: Reader, tree: NumberedHierarchy, wanted: np.ndarray) -> np.ndarray:
-    """Return the leaf of each document; -1 if tree and vectors differ in length."""
+    """Return each document's leaf; -1 for a later one if the vectors' lengths differ."""
     place = np.minimum(np.searchsorted(tree.numbers, wanted), len(tree.numbers) - 1)
     leaves = tree.hierarchy.document_parent[place].astype(np.int64)
     later = tree.numbers[place] != wanted
@@ -253,7 +253,7 @@ class Way:
 
 
 class Places(NamedTuple):
-    """The places of the documents in a tree, at one moment."""
+    """The places of the documents in a tree (their leaves), at one moment."""
 
     moment: Moment
     tree: NumberedHierarchy
@@ -295,7 +295,7 @@ class Places(NamedTuple):
             raise NotThereError(f"node {node}: level {level} has nodes 0 to {len(self.sizes[level]) - 1}")
 
     def node(self, level: int, node: int, depth: int = 0, most: int = 0) -> Node:
-        """Describe a node, and `depth` levels down each node's `most` largest children."""
+        """Describe a node; `depth` levels down, add each node's `most` largest children."""
         hierarchy, size = self.tree.hierarchy, int(self.sizes[level][node])
         name = hierarchy.name(level, node)
         if level == self.levels:
@@ -403,7 +403,7 @@ class LiveTree:
 
 
 def require_same_length(tree: NumberedHierarchy, dim: int) -> None:
-    """Fail if vectors and tree are of different encoders, as during a reindexing."""
+    """Fail if the tree's vectors have another length, as just after a reindexing."""
     levels = tree.hierarchy.levels
     if levels and levels[0].centroids.shape[1] != dim:
         raise WriterBusyError("the index has just got another encoder; try again")

@@ -1,8 +1,8 @@
 """Write documents to a store: check them, encode them, and cut long ones into passages.
 
 Every document has one vector, which also gives its place in the tree. A document longer than the encoder's window also
-has a vector for each of its passages. A passage has 128 tokens at most, even if the window is longer. As queries, 91
-to 95 % of sentences ranked their document first with passages of 128 tokens; with 512 tokens, 69 to 79 % (docs/LOG.md).
+has a vector for each of its passages. A passage has 128 tokens at most, even if the window is longer. With
+sentences as queries, 91 to 95 % ranked their document first; with passages of 512 tokens, 69 to 79 % (docs/LOG.md).
 BM25 scores the same passages.
 """
 
@@ -69,10 +69,10 @@ def chunks_of(batches: Iterable[Sequence[Document]]) -> Iterator[list[Document]]
 def without_unchanged(
     writer: Writer, chunks: Iterable[list[Document]], advance: Advance, *, keep: bool = True
 ) -> Iterator[list[Document]]:
-    """Delete changed documents, update unchanged ones, and yield those to insert.
+    """Delete documents whose text changed, update the rest; yield what to insert.
 
-    With `keep=False`, unchanged documents too are deleted and inserted under new numbers. A mirror needs this, as it
-    recognizes changes only by new and removed numbers.
+    With `keep=False`, documents with unchanged texts are also deleted and inserted under new numbers. A mirror needs
+    this, as it recognizes changes only by new and removed numbers.
     """
     for chunk in chunks:
         present = writer.present(document.id for document in chunk)
@@ -151,8 +151,8 @@ def shared_vectors(texts: Sequence[str], known: dict[str, np.ndarray], encode: E
 
 
 PASSAGE_TOKENS = 128
-TITLE_SHARE = 4  # a title of up to a quarter of a passage precedes each passage
-PIECES = re.compile(r"\w{1,3}|[^\w\s]")  # stand for tokens if a tokenizer has no offsets; rather too many than too few
+TITLE_SHARE = 4  # a title of up to a quarter of a passage precedes each passage but the first
+PIECES = re.compile(r"\w{1,3}|[^\w\s]")  # stand for tokens if a tokenizer has no offsets, and are rather too many
 
 
 class Cutter:
