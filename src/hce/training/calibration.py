@@ -6,10 +6,10 @@ Each kind of encoder has usual shares. Questions move the shares away from these
 
 The questions are labeled queries, if there are any, else sentences cut out of the documents. A document is searched
 without the question cut out of it, so that the question does not find itself. The pull is strong for questions that
-differ from people's. A sentence cut out of a document shares fewer words with the rest than a person's question does.
-So such sentences favor vectors over words, and the pull is 1. A programmer's remark about a function is nearly a
-question, and the pull is 0.1. For labeled queries, the pull is 3 divided by their number. docs/LOG.md has the
-measurements, with each collection and each encoder left out in turn.
+differ from people's. A sentence shares fewer words with the rest of its document than people's questions share with
+their answers. So cut sentences favor vectors over words, and the pull is 1. A programmer's remark about a function is
+nearly a question, and the pull is 0.1. For labeled queries, the pull is 3 divided by their number. docs/LOG.md has
+the measurements, with each collection and each encoder left out in turn.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ KnownCodes = Callable[[list[str]], Mapping[str, np.ndarray]]
 class Questions:
     """Questions, and the pool of documents to search for answers.
 
-    "labeled" ones are people's queries, "written" ones are remarks cut out of a program. "cut" ones are titles and
-    first sentences cut out of their document, "titles" are titles alone, of documents too short to cut.
+    The kind "labeled" means people's queries, and "written" remarks cut out of programs. "cut" means first sentences
+    and titles cut out of their documents; "titles" means only titles, because the documents are too short to cut.
     """
 
     kind: Kind
@@ -104,7 +104,7 @@ def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) ->
     `among` has the positions to cut questions from, such as documents held out of training; by default all.
     """
     positions = np.arange(len(corpus)) if among is None or not len(among) else among
-    # Cut at most a tenth of the documents (but 20 of a small corpus), so that the pool hardly changes.
+    # Cut questions out of at most a tenth of the documents (20 of a small corpus), so that the pool hardly changes.
     count = min(len(positions), MOST_ASKED, max(2 * LEAST_ASKED, len(corpus) // 10))
     asked = np.sort(np.random.default_rng([seed, 19]).choice(positions, count, replace=False))
     pool = with_random_others(len(corpus), asked, POOL, [seed, 17])
@@ -127,7 +127,7 @@ def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) ->
 
 
 def remark_of(document: Document) -> Cut | None:
-    r"""Cut out a program's first comment; ask its first sentence. None without one.
+    r"""Cut out the first comment, and ask its first sentence; None without a comment.
 
     >>> remark_of(Document("a", "/* Add one to a number. Slow. */ int f(int x) { return x + 1; }"))
     Cut(questions=['Add one to a number.'], rest='int f(int x) { return x + 1; }')
@@ -142,7 +142,7 @@ def remark_of(document: Document) -> Cut | None:
 
 
 def _sentence_and_title(document: Document, titles: Counter[str]) -> Cut | None:
-    """Cut a unique title, and the first sentence or the first words of a long text."""
+    """Cut out the first sentence, or a long text's first words, and a unique title."""
     text, title = document.text.strip(), document.title.strip()
     span, count = first_sentence_of(document), len(text.split())
     if span is None and count >= LEAST_WORDS:
@@ -216,9 +216,10 @@ def encoded_parts(
     pool_vectors: np.ndarray,
     tokens: PoolTokens | None = None,
 ) -> list[Part]:
-    """Encode questions and cut texts with an encoder; companions encode the pool too.
+    """Encode questions and changed texts; companions encode the entire pool.
 
-    `pool_vectors` are the encoder's vectors of the pool, of shape (P, n); `tokens` collects its tokens.
+    `pool_vectors` are the encoder's vectors of the pool's full texts, of shape (P, n). `tokens` collects the tokens of
+    what the encoder encodes here.
     """
     if questions is None:
         return []
@@ -230,7 +231,7 @@ def encoded_parts(
     queries = first.encode(questions.texts, "query", on_tokens=tokens.keep_query if tokens else None)
     parts = [Part(queries, pool_vectors)]
     texts = questions.pool_texts(corpus) if companions else []
-    for each in companions:  # a companion may know no word of a text
+    for each in companions:  # zeros: a companion may know no word of a text
         parts.append(Part(each.encode(questions.texts, "query", zeros=True), each.encode(texts, zeros=True)))
     return parts
 
@@ -241,8 +242,8 @@ def encoded_parts(
 def usual_shares(encoder: Encoder, *, companions: bool = False) -> Shares:
     """Return the shares that calibration starts from.
 
-    A table knows less than a transformer, so words count more. If an encoder averages its token states, each state
-    carries meaning. If it reads out one state, the others carry little.
+    A table knows less than a transformer, so words count more next to it. If an encoder averages its token states, each
+    state carries meaning, so tokens count much. If it reads out one state, the others carry little.
     """
     first = encoder.parts[0]
     if first.is_table:
@@ -254,7 +255,7 @@ def usual_shares(encoder: Encoder, *, companions: bool = False) -> Shares:
 
 
 def divided(share: float, companions: int) -> list[float]:
-    """Divide the share of companions: a token table counts twice as much as words."""
+    """Return each part's share; a token table counts twice as much as a word table."""
     if not share:
         return [1.0] + [0.0] * companions
     weights = [2, 1] if companions == 2 else [1] * companions
@@ -271,9 +272,10 @@ def calibrate(
     centers: np.ndarray | None = None,
     tokens: PoolTokens | None = None,
 ) -> Calibration:
-    """Choose the shares by questions; without any, the usual ones without companions.
+    """Choose shares by questions; without questions, the usual ones, companions at 0.
 
-    `parts` hold the vectors by the encoder and by each companion; `centers` are the encoder's means, (2, n).
+    `parts` hold the vectors by the encoder and by each companion. `centers`, (2, n), are the encoder's mean question
+    and its mean document.
     """
     usual = usual if tokens else usual._replace(tokens=0.0)
     alone = usual._replace(companions=0.0)
@@ -358,7 +360,7 @@ class _Evidence:
         return self._ndcg[shares]
 
     def _fused(self, companions: float) -> list[Ranked]:
-        """Return each question's candidates with both scores, at half each."""
+        """Return each question's candidates, scored half by meaning and half by words."""
         if companions not in self._ranked:
             query_vectors, pool_vectors = self._joined(companions)
             count = min(CANDIDATE_COUNT, len(pool_vectors))
@@ -389,7 +391,7 @@ class _Evidence:
         return Part(queries, joined_rows([part.pool for part in self._parts], shares, document_center))
 
     def _order(self, place: int, halves: Ranked, shares: Shares) -> np.ndarray:
-        """Rank the rows of the pool by these shares."""
+        """Rank a question's candidates by these shares."""
         ranked = by_shares(halves, shares.words)
         if not shares.tokens or self._tokens is None:
             return ranked.numbers
@@ -403,7 +405,7 @@ class _Evidence:
 
 
 def _best(evidence: _Evidence, questions: Questions, usual: Shares, free: Sequence[str]) -> Shares:
-    """Choose each free share in turn; ties go to the one nearest to the usual."""
+    """Choose each share in `free` in turn: a better one, of equals the most usual."""
     asked = len(questions.texts)
     pull = LABELED_PULL / asked if questions.kind == "labeled" else PULL[questions.kind] * max(1.0, FEW / asked)
 

@@ -1,19 +1,19 @@
 """The paper's Alg. 3: encode, cluster, measure; then epochs of optimize, measure, re-cluster if better.
 
-The paper returns the last weights. Here held-out queries choose a mix of the first and the trained weights,
+The paper returns the last weights. Here held-out queries choose a mix of the first weights F0 and the trained ones F′,
 F0·(1 − λ) + F′·λ. If no mix beats F0, F0 is returned, so that training does little harm.
 
 Held-out labeled queries are often few, and chance decides which epoch and which λ look best on them. So the last
 epoch's weights are kept with λ = 1, unless these queries clearly prefer others (docs/LOG.md). Pseudo-queries are many,
-so the epoch and λ that score best on them are chosen. But people ask other questions. For a table any gain counts,
-because training a table has almost always helped. Training without labels often harms a transformer, so its gain must
-be clear.
+so the epoch and λ that score best on them are chosen. But people ask other questions, so a gain may deceive. For a
+table any gain counts, because training a table has almost always helped. Training without labels often harms a
+transformer, so a transformer's gain must be clear.
 
-The paper leaves open: the dev metric, which is NDCG@10 here (`hce.training.pairs`); and when to stop, which is after
-`epochs` rounds, or after `patience` epochs without improvement.
+The paper leaves two things open. The dev metric here is NDCG@10 (`hce.training.pairs`). Training stops after `epochs`
+epochs, or after `patience` epochs without improvement.
 
 A resumed run ends exactly like an uninterrupted one. Each checkpoint is a new folder, with tensors as safetensors and
-the rest as JSON. Then the file `LAST`, which names it, is replaced atomically. So whenever the process dies, `LAST`
+the rest as JSON. Then the file `LAST` is replaced atomically, to name this folder. So whenever the process dies, `LAST`
 names a complete checkpoint.
 """
 
@@ -73,18 +73,18 @@ class TrainResult:
 
     Attributes:
         encoder: the encoder to use.
-        hierarchy: the tree by this encoder's vectors; of a large corpus, the tree of the sample trained on.
-        history: an entry for each epoch; the first is the encoder before training.
+        hierarchy: the tree grown from this encoder's vectors; of a large corpus, from the sample trained on.
+        history: an entry for each epoch; the first measures the encoder before training.
         mix: λ, the share of the trained weights in the encoder; 0 means that training did not help.
         recipe: the settings used.
         sources: where the pairs came from, and which documents were held out.
         devset: the held-out queries.
         ndcg_before: NDCG@10 of each held-out query, by kind, with the encoder as given.
-        ndcg_after: the same with the encoder returned. A word table is replaced there by one fitted without the
-            held-out documents, to avoid leakage.
+        ndcg_after: the same with the encoder returned. To avoid leakage, this was measured with a word table fitted
+            without the held-out documents.
         calibration: how much words, tokens and companions count in a search, and which questions chose that.
-        stages: dev measures after each stage that changed the encoder: fine-tuning, fitting, training, labels,
-            companions.
+        stages: dev measures after each stage that changed the encoder: fine-tuning, fitting, training, labels (the map
+            of queries), companions.
         vectors: the documents' vectors by the encoder, of shape (N, n); `hce.train` drops them.
     """
 
@@ -152,7 +152,7 @@ def co_train(
         began = time.perf_counter()
         vectors, tree = _encode_and_cluster(trainer, checkpoints, 0)
         trainer.use_tree(tree, vectors)
-        is_known = encoder.table is None and not recipe.needs_vectors  # a transformer starts unchanged
+        is_known = encoder.table is None and not recipe.needs_vectors  # a transformer starts unchanged: no new measure
         ndcg = ndcg_before if is_known else _measure(devset, encoder, vectors if recipe.needs_vectors else None)
         epoch = Epoch(0, _means(ndcg, encoder), seconds=round(time.perf_counter() - began, 3))
         best_weights = weights_of(encoder)
@@ -201,7 +201,7 @@ def cluster_corpus(vectors: np.ndarray, recipe: Recipe, encoder: Encoder, cluste
 
 
 def _optimize(run: TrainingRun, progress: bool) -> bool:
-    """Take the rest of an epoch's steps; return False when the loss becomes NaN."""
+    """Take the rest of an epoch's steps; return False at a NaN or infinite loss."""
     saved = time.monotonic()
     trainer, counters = run.trainer, run.counters
     title, pair_count = f"epoch {counters.epoch + 1}/{trainer.recipe.epochs}", trainer.pairs_per_epoch
@@ -237,7 +237,7 @@ def _finish(
         encoder.model.load_state_dict(run.best_weights)
         history = history[: best_epoch(history) + 1]
     mix = load_kept(encoder, start_weights, run.best_weights, history, devset, recipe)
-    pure_epoch = {0.0: 0, 1.0: mix.epoch}.get(mix.share)  # the epoch whose weights these are; None for a true mix
+    pure_epoch = {0.0: 0, 1.0: mix.epoch}.get(mix.share)  # the epoch whose weights were kept; None for a true mix
     vectors = run.vectors if recipe.needs_vectors and run.tree_epoch == pure_epoch else None
     tree = run.tree
     if recipe.tree and vectors is None:  # the current tree was grown from other weights
@@ -254,8 +254,8 @@ def _encode_and_cluster(
 ) -> tuple[np.ndarray, Hierarchy]:
     """Return the vectors and the tree of the corpus by the encoder's current weights.
 
-    Vectors that a killed run left are replaced if its weights were different. Another number of processes changes the
-    last digits of weights, because it sums in another order.
+    Vectors that a killed run left are replaced if they come from other weights. If the number of processes changed, the
+    last digits of weights differ, because gradients are summed in another order.
     """
     place = None if checkpoints is None else checkpoints.vectors_folder(clustering_number)
     if trainer.recipe.needs_vectors:
@@ -300,7 +300,7 @@ def load_kept(
         load_mix(encoder, start_weights, weights[number], mix.share)
         return mix
     trusted = [last, best] if devset.is_labeled else [best]
-    if best in (0, last):  # if no epoch beat F0, going part of the way may
+    if best in (0, last):  # if no epoch beat F0, a mix of F0 and the last weights may
         trusted = [last]
     return load_best_mix(encoder, start_weights, {epoch: weights[epoch] for epoch in trusted}, devset, recipe)
 
@@ -314,7 +314,7 @@ def load_best_mix(
 ) -> Mix:
     """Set the encoder's weights to the best mix of F0 and the weights of an epoch.
 
-    The most trusted epoch comes first: it is chosen unless labeled queries clearly prefer another.
+    `trained_by_epoch` begins with the most trusted epoch. Another is chosen only if labeled queries clearly prefer it.
     """
     trust = list(trained_by_epoch)
     load_mix(encoder, start_weights, trained_by_epoch[trust[0]], 0.0)
@@ -341,7 +341,7 @@ def load_best_mix(
 
 
 def mixes(recipe: Recipe, devset: DevSet) -> list[float]:
-    """List the λ to choose from; pseudo-queries overrate large ones."""
+    """List the λ to choose from; pseudo-queries overrate large ones, hence a limit."""
     return [mix for mix in MIXES if mix <= (1.0 if devset.is_labeled else recipe.mix_limit)]
 
 
@@ -357,7 +357,7 @@ def load_mix(
 
 
 def is_clear_gain(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> bool:
-    """Return whether mean NDCG@10 rose by more than two standard errors, paired.
+    """Return whether mean NDCG@10 rose by over two standard errors, paired by query.
 
     Return False if a kind has a single query: its variance is unknown.
     """
@@ -389,7 +389,7 @@ class TrainingRun:
     history: list[Epoch]  # an entry for each finished epoch
     counters: Counters = field(default_factory=Counters)  # how far the run has come
     checkpoints: CheckpointFolder | None = None  # where the state and the vectors are kept; None: in memory only
-    measured: dict[str, np.ndarray] | None = None  # NDCG@10 by the last epoch's weights; None before and after a resume
+    measured: dict[str, np.ndarray] | None = None  # NDCG@10 by the last epoch's weights; None at first and on resuming
 
     @property
     def tree_epoch(self) -> int:
@@ -549,7 +549,7 @@ class CheckpointFolder:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Checkpoint:
-    """Flatten an optimizer's state to tensors PREFIX.NUMBER.KEY and facts."""
+    """Flatten an optimizer's state to tensors PREFIX.NUMBER.KEY and facts NUMBER.KEY."""
     checkpoint = Checkpoint({}, {})
     for number, values in optimizer.state_dict()["state"].items() if optimizer is not None else ():
         for key, value in values.items():

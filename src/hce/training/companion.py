@@ -109,7 +109,7 @@ def _measured(
 ) -> TrainResult:
     """Measure the stages after training: the map of queries, and the companions.
 
-    `vectors` are the corpus's by the encoders `given` and `mapped`, which differ in queries only.
+    `vectors` are those of the corpus. The encoders `given` and `mapped` share them, and differ in queries only.
     """
     devset, stages, mix, before = learned.devset, learned.stages, learned.mix, learned.ndcg_before
     alone = after = devset.ndcg(mapped, vectors)
@@ -154,8 +154,8 @@ def _companions(
 ) -> tuple[list[Encoder], list[Encoder]]:
     """Return the companions to use, and those to choose shares with.
 
-    A word table fitted to a document finds queries made from it too easily. So the second word table skips the measured
-    documents, also with `hold_out=false`.
+    A word table fitted to a document finds queries made from it too easily. So the word table to choose shares with
+    skips the measured documents, even with `hold_out=false`.
     """
 
     def word_table(without: np.ndarray) -> list[Encoder]:
@@ -163,7 +163,7 @@ def _companions(
 
     of_all = word_table(np.empty(0, dtype=np.int64))
     of_others = word_table(measured) if len(measured) else of_all
-    if len(of_all) != len(of_others):  # too few documents to skip some
+    if len(of_all) != len(of_others):  # too few documents to fit a table without some
         return tables, tables
     return [*tables, *of_all], [*tables, *of_others]
 
@@ -225,7 +225,7 @@ def _corpus_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.
 
 def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet:
     """Return a dev set small enough for a transformer."""
-    # A recipe does not show if the user set the same number as the default. Such a user gets few queries too.
+    # A recipe does not show whether its number is the default or the user's. If they are equal, queries are few.
     few = TRANSFORMER["dev_queries"] if recipe.dev_queries == Recipe.dev_queries else recipe.dev_queries
     if devset.is_labeled or len(measured) <= few:
         return devset

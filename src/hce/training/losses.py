@@ -36,7 +36,7 @@ from hce.tree.hierarchy import Hierarchy
 
 Route = Literal["full", "gather"]
 
-# What one float costs, forward and backward, in multiply-adds of a product: if gathered, and in the full table.
+# What one float costs, forward and backward, as a number of multiply-adds: a gathered float, and one of the full table.
 # Measured on one CPU core with n = 384. Elsewhere this is a guess; a wrong guess costs time, not correctness.
 _GATHERED_COST, _TABLE_COST = 200, 300
 # Past this many gathered floats (1 GiB) a batch is scored in full, if that is smaller.
@@ -95,9 +95,9 @@ def bidirectional(
 
     Query → documents contrasts with all documents of the batch and with the query's own sampled negatives;
     document → queries contrasts with all queries of the batch and never with samples. The two are added, not averaged,
-    as in the paper. Across processes, each passes its own queries, and the gathered documents and queries; the mean
-    over equally sized processes is then the loss of the entire batch. Without `all_queries`, `forbidden_queries` is
-    the transpose of `forbidden_batch` by default.
+    as in the paper. With several processes, each passes its own queries, and the documents and queries of all. If all
+    have equally many queries, the mean of their losses is the loss of the entire batch. Without `all_queries`,
+    `forbidden_queries` is the transpose of `forbidden_batch` by default.
     """
     rows = torch.arange(len(queries), device=queries.device)  # (B,)
     if own_row is None:
@@ -152,7 +152,7 @@ def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
 
 
 def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
-    """Mark candidates, (G,) or (B, S), among the row's known positives, (B, P)."""
+    """Mark candidates, (G,) or (B, S), that are known positives of the row, (B, P)."""
     candidates = candidates.expand(len(known), candidates.shape[-1]).contiguous()  # (B, G)
     if known.shape[1] == 0:
         return torch.zeros_like(candidates, dtype=torch.bool)
@@ -164,10 +164,10 @@ def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ComparedDocuments:
-    """The data that masks compare documents by; for a batch of shape (G,), for sampled negatives (B, S).
+    """The data that masks compare documents by: (G,) of a batch, (B, S) of sampled negatives.
 
-    Positions in the corpus and groups of equal texts are −1 if unknown. Vectors have a
-    dimension n more, and reveal near-duplicates.
+    Positions in the corpus and groups of equal texts are −1 if unknown. Vectors reveal near-duplicates. Their shape has
+    a last dimension more, n.
     """
 
     positions: Tensor
@@ -249,12 +249,12 @@ def level_loss(
     The optimizer moves centroids off the sphere. The paper does not say what happens then; here they are normalized
     before each use. An only child has loss 0. A query is accurate if its node scores higher than every wrong sibling.
 
-    The optimum of Eq. 5 is near the centroid, not at the document, so it pulls all documents of a node together. With
-    `documents`, the query instead learns the scores of its document with these nodes, see `divergence`.
+    The optimum of Eq. 5 is near the centroid, not at the document. So Eq. 5 pulls all documents of a node together.
+    With `documents`, the query instead learns its document's scores with these siblings, see `divergence`.
 
     With Eq. 5, siblings among the `right` nodes count as right too: −log (Σ_right exp S / Σ_siblings exp S). The paper
-    has one right node. The route "full" scores all K nodes and masks strangers, "gather" collects each query's
-    siblings. Both give the same loss; the default is the cheaper one.
+    has one right node. The route "full" scores all K nodes and masks those of other parents; "gather" collects each
+    query's siblings. Both give the same loss; the default is the cheaper one.
     """
     counts, parent = siblings.start.diff(), siblings.parent[node]  # (B,)
     width = int(counts[parent].max()) if len(node) else 0
@@ -270,7 +270,7 @@ def level_loss(
         candidates, is_own = F.embedding(nodes, centroids), (nodes == node[:, None]) & ~strangers
 
     def scores_with_nodes(vectors: Tensor) -> Tensor:
-        """Score against normalized centroids; dividing the scores saves a copy."""
+        """Score against normalized centroids; dividing scores saves copying centroids."""
         lengths = precise(candidates).norm(dim=-1).clamp_min(1e-12)
         return scores_of(vectors, candidates, temperature) / lengths  # (B, W)
 
@@ -319,7 +319,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """Neighbors of each query's document, (B, S, n); a teacher's scores of the document, then of these, (B, 1 + S).
+    """Neighbors of each query's document, (B, S, n); a teacher's scores of the document, then of them, (B, 1 + S).
 
     `forbidden` is True for padding, of shape (B, S).
     """
@@ -359,9 +359,9 @@ def hce_loss(
     temperature: float,  # τ, of the documents
     level_temperature: float | None = None,  # τ_h; τ by default, as in the paper
     level_target: LevelTarget = "node",  # Eq. 5; with "document", the query follows its document, see `divergence`
-    level_weight: float = 1.0,  # of the level losses; `HCESummands` has them without it; 1 in the paper
+    level_weight: float = 1.0,  # of the level losses in the total; 1 in the paper
     pairing: InBatch | None = None,
-    teacher: TeacherScores | None = None,  # of neighbors, ranked with weight 1; the paper has none
+    teacher: TeacherScores | None = None,  # teaches to rank neighbors, a loss with weight 1; the paper has none
 ) -> HCESummands:
     """Compute L_HCE (Eq. 6): level losses 1 … M, bidirectional M + 1 … L.
 
@@ -415,9 +415,9 @@ class HCELoss(nn.Module):
     `label` has the document's position (0, 1, …) in the corpus that the hierarchy was made from. A label may also be a
     list: that position, the position of each sampled negative, then those of the query's other known positives. −1
     stands for "unknown" and for padding. The document's position selects its nodes and masks false negatives within the
-    batch. The other positions mask sampled and known ones.
+    batch. The other positions mask false negatives among the samples, and known positives.
 
-    With M < L − 1 there are L − M document losses. They share the columns of negatives evenly, level M + 1 first.
+    There are L − M document losses, 1 by default. They share the columns of negatives evenly, level M + 1 first.
     Vectors are normalized here, so the encoder need not do it.
 
     The centroids are parameters of this module, and the trainer trains them together with the encoder. Set their

@@ -44,7 +44,7 @@ from hce.tree.hierarchy import Hierarchy
 if TYPE_CHECKING:
     from hce.training.co_training import TrainResult
 
-MAY_BE_NAN = ("loss", "accuracy")  # fields of an epoch; NaN is written as null
+MAY_BE_NAN = ("loss", "accuracy")  # fields of an epoch; a NaN is read as None
 
 
 def mean_over_kinds(dev: Mapping[str, float]) -> float:
@@ -70,7 +70,7 @@ class Epoch:
 
     @property
     def metric(self) -> float:
-        """The mean of the dev measure over kinds, which decides."""
+        """The mean of the dev measure over kinds, by which epochs are compared."""
         return mean_over_kinds(self.dev)
 
     def __str__(self) -> str:
@@ -170,7 +170,7 @@ class ModelFacts:
     mix: float  # the share of the trained weights; 0 means that training did not help
     held_out: list[str]  # ids of the documents kept for measuring
     shares: list[float]  # how much the encoder and each of its companions count in a score
-    words_share: float | None  # BM25's share of a hybrid score, which 0.2.0 chose by labeled queries
+    words_share: float | None  # BM25's share of a hybrid score, as hce 0.2.0 chose it; None since then
     stages: dict[str, dict[str, float]]  # the dev measure after each stage, see `TrainResult`
     label_files: dict[str, str] = field(default_factory=dict)  # as `hce train --labels` names them
     calibration: dict[str, Any] | None = None  # see `hce.training.calibration`
@@ -344,7 +344,7 @@ def what_was_learned(facts: ModelFacts) -> str:
 
 
 def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
-    """Load the tree that was trained with a model, if its corpus is this one."""
+    """Load the tree that was trained with a model, if this is the model's corpus."""
     tree, facts = Path(folder) / TREE, ModelFacts.find(folder)
     is_of_it = facts is not None and facts.corpus["fingerprint"] == corpus.fingerprint
     return Hierarchy.load(tree) if is_of_it and is_folder(tree) else None
@@ -371,7 +371,7 @@ def read_training(folder: Path) -> Training | None:
 
 
 def _read_lines(path: Path, entry: type[Entry]) -> list[Entry]:
-    """Read one entry per line, none without a file; a NaN becomes None."""
+    """Read one entry per line, or none if there is no file; a NaN becomes None."""
     try:
         lines = read_bytes(path).decode().split("\n") if is_file(path) else []
         values = [json.loads(line, parse_constant=lambda name: None) for line in lines if line.strip()]

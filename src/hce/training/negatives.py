@@ -45,17 +45,17 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Negatives:
-    """A way of choosing negatives: `draw`, then `texts` to encode, then `choose`. This one chooses none."""
+    """A way of choosing negatives: `draw`, then `texts` to encode, then `choose`. The base class chooses none."""
 
     corpus: Corpus
     tree: Hierarchy  # the current tree
     vectors: np.ndarray  # the documents' vectors that the tree was grown from, (N, n); may be a memory map
-    held_out: np.ndarray  # documents kept for measuring: never positives, as negatives they would only be pushed away
+    held_out: np.ndarray  # documents kept for measuring; never positives, so as negatives only pushed away
     loss_levels: int  # M, how many levels have a level loss; each of the L − M document losses gets its own negatives
     recipe: Recipe
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
-        """Draw positions (B, S), or candidates for `choose`, before encoding.
+        """Draw positions (B, S), or random numbers for `choose`, before encoding.
 
         Every process draws the same numbers for the entire batch, then chooses for its own rows.
         """
@@ -71,7 +71,7 @@ class Negatives:
 
 
 class SiblingNegatives(Negatives):
-    """Documents under the same node, with the vectors that clustering computed: they cost almost nothing."""
+    """Documents that share a node with the query's document, with the vectors that clustering used: almost free."""
 
     def draw(self, batch: Batch, seed: Sequence[int]) -> np.ndarray:
         """Draw documents that share a node with each document; none without a tree.
@@ -90,7 +90,7 @@ class SiblingNegatives(Negatives):
 
 
 class FreshSiblingNegatives(SiblingNegatives):
-    """Documents under the same node, encoded again with gradients, as in the paper."""
+    """The documents of `SiblingNegatives`, encoded again with gradients, as in the paper."""
 
     def texts(self, drawn: np.ndarray) -> list[str]:
         """List the texts of all that were drawn."""
@@ -110,7 +110,7 @@ class MinedNegatives(Negatives):
         return self.recipe.negative_count * (self.tree.depth - self.loss_levels)
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to find, as right and held-out ones will be dropped."""
+        """Return how many documents to find, with spares for right and held-out ones."""
         return min(max(MINED_FROM, self.count) + batch.known.shape[1] + len(self.held_out), len(self.vectors))
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
@@ -139,7 +139,7 @@ class NearNegatives(MinedNegatives):
     beam = 4  # leaves to search
 
     def looked_for(self, batch: Batch) -> int:
-        """Return how many documents to find; few under the walk's leaves are held out."""
+        """Return how many documents to find; held-out ones are too few to need spares."""
         return max(MINED_FROM, self.count) + batch.known.shape[1]
 
     def nearest_documents(self, queries: np.ndarray, count: int) -> np.ndarray:
@@ -172,7 +172,7 @@ def way_of_choosing(recipe: Recipe, *, has_supervised_pairs: bool) -> type[Negat
 
 
 def neighbors_of(tree: Hierarchy, vectors: np.ndarray, count: int, held_out: np.ndarray) -> np.ndarray:
-    """Find the documents nearest to each document through the tree, not held out.
+    """Find, through the tree, each document's nearest ones that are not held out.
 
     Return positions of shape (N, count), −1 where there are no more, without the document itself.
     """
@@ -210,7 +210,7 @@ class WordTeacher:
         rows, cut = np.repeat(np.arange(len(positions)), positions.shape[1]), is_cut.ravel()
         query_counts = queries[rows]  # (pairs, words)
         shared = self.documents[positions.ravel()].multiply(query_counts > 0).tocsr()
-        taken = shared.multiply(query_counts).tocsr()  # same sparsity: the query's counts times the document's
+        taken = shared.multiply(query_counts).tocsr()  # counts in query times in document, at the same places
         frequency = shared.data - (taken.data / shared.data) * np.repeat(cut, np.diff(shared.indptr))
         lengths = self.lengths[positions.ravel()] - cut * query_lengths[rows]
         norm = BM25_K1 * (1 - BM25_B + BM25_B * np.maximum(lengths, 0) / self.mean_length)

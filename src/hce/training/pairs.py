@@ -1,13 +1,13 @@
 """Training pairs of queries and documents, and the held-out queries that measure an encoder.
 
 Pairs come from labels (S_train in the paper) or from spans of the documents (ICT), or consist of a document twice
-(SimCSE). A source yields them in batches. Each turn has a new order and new spans. The draws of a batch depend on
-(seed, turn, batch) alone, so a killed run can resume in the middle of a turn.
+(SimCSE). A source yields them in batches. Each turn through them has a new order and new spans. The draws of a
+batch depend on (seed, turn, batch) alone, so a killed run can resume in the middle of a turn.
 
 The paper's Alg. 3 has "some metric" on a dev set. Here it is NDCG@10 on held-out labeled queries, never those of a test
 split; all grades above 0 count the same. Without labels, it is the mean NDCG@10 over four kinds of pseudo-queries:
 titles, first sentences, spans of 4 and of 48 words and marks. By default a static encoder trains on spans of 8 to 32, a
-transformer on spans of 8 to 64. So the kinds of queries also show whether the encoder improved beyond these spans.
+transformer on spans of 8 to 64. So the kinds of queries also show whether the encoder improved beyond such spans.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 class LabelSets(NamedTuple):
-    """The labels of a run: to train on, generated ones to train on, dev labels; and a log of unanswered queries."""
+    """The labels of a run: to train on, generated ones to train on, dev labels; and a log, queries without answers."""
 
     labeled: Labels | None = None
     generated: Labels | None = None
@@ -134,7 +134,7 @@ def _pseudo_pairs(corpus: Corpus, encoder: Encoder, held_out: np.ndarray, recipe
 
 
 def split_labels(labeled: Labels, recipe: Recipe) -> tuple[Labels, Labels]:
-    """Hold a tenth of the labeled queries out; fail if there are too few."""
+    """Hold out a tenth of the labeled queries (20 to `dev_queries`); fail below 40."""
     query_ids = list(labeled.qrels)
     if len(query_ids) < 2 * LEAST_DEV_QUERIES:
         raise InputError(
@@ -186,8 +186,8 @@ class InverseCloze:
     """Inverse cloze task: the query is a random span of a document, the answer is the document.
 
     A span left in its document teaches the encoder to match words; a span cut out, to match meaning. A transformer's
-    step costs by the token, so pairs may be made from a window at the start of each document. Windows from anywhere
-    measured worse: in a search, too, a document's vector comes from its title and start.
+    step costs by the token, so pairs may be made from a window at the start of each document. Windows from
+    elsewhere measured worse, because a search also takes a document's vector from its title and start.
     """
 
     corpus: Corpus
@@ -235,8 +235,8 @@ class DropoutTwins(InverseCloze):
 class LabeledPairs:
     """Queries and the documents judged relevant to them (grade above 0); each such pair is one example.
 
-    Fails if there is no pair, or if the corpus lacks a relevant document, unless it skipped it as empty. `window` is
-    the number of words and marks taken from a document's start; 0 takes all.
+    Fails if there is no pair, or if the corpus lacks a relevant document, unless reading skipped it as empty. `window`
+    is the number of words and marks taken from a document's start; 0 takes all.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class DevSet:
 
     @property
     def is_labeled(self) -> bool:
-        """Whether people wrote the queries, instead of spans of documents."""
+        """Whether people wrote the queries; else they are cut out of documents."""
         return self.panel[0].kind == LABELED
 
     def pool_texts(self) -> list[str]:
@@ -376,7 +376,7 @@ def means(ndcg: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def mean_ndcg(ndcg: Mapping[str, np.ndarray]) -> float:
-    """Return the mean over kinds of each kind's mean, the number that decides."""
+    """Return the mean over kinds of each kind's mean, by which mixes are compared."""
     return mean_over_kinds(means(ndcg))
 
 
@@ -454,7 +454,7 @@ def ndcg_of_rankings(ranked: Iterable[np.ndarray], answers: Sequence[np.ndarray]
 
 
 def with_random_others(document_count: int, wanted: np.ndarray, size: int, seed: int | list[int]) -> np.ndarray:
-    """Return wanted documents, filled up to `size` (0: all) at random, in order."""
+    """Return `wanted` and random other positions, `size` in all (0: all), rising."""
     others = np.setdiff1d(np.arange(document_count), wanted)
     extra = min(len(others), max(0, (size or document_count) - len(wanted)))
     return np.sort(np.concatenate([wanted, np.random.default_rng(seed).choice(others, extra, replace=False)]))

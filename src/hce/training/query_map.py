@@ -1,7 +1,7 @@
-"""A linear map that moves a transformer's queries toward the documents that answer such questions. The paper has none.
+"""A linear map that moves a transformer's queries toward the documents that answer them. The paper has none.
 
 It is learned from labels. The encoder and the document vectors stay unchanged, so learning takes seconds and nothing is
-encoded again. Each query is contrasted with all documents of a pool (Eq. 1). The map may fit only the documents that
+encoded again. Each query is contrasted with all documents of a pool (Eq. 1). The map may overfit to the documents that
 labels name. So held-out labels choose the strength of the map: the smallest that is not clearly worse than the best
 (docs/LOG.md).
 """
@@ -44,7 +44,7 @@ class Examples(NamedTuple):
 
 
 def with_query_map(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, devset: DevSet, seed: int) -> Encoder:
-    """Give a transformer a linear map of queries, if that helps held-out labels."""
+    """Give a transformer a linear map of queries, if held-out labels improve."""
     if len(pairs.texts) < LEAST_LABELS:
         return encoder
     learned = fit_query_map(examples_of(encoder, vectors, pairs, seed), seed)

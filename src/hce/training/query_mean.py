@@ -27,7 +27,7 @@ class QueryMean:
 
     @classmethod
     def of(cls, texts: Sequence[str], encoder: Encoder) -> QueryMean:
-        """Encode a log; of a long one, evenly spaced queries."""
+        """Return the mean of a log's queries; of a long log, of evenly spaced ones."""
         some = [texts[row] for row in range(0, len(texts), max(1, len(texts) // MOST_LOGGED))]
         return cls.of_rows(encoder.encode(some, "query"), encoder.fingerprint)
 

@@ -6,10 +6,10 @@ that measured best for each (docs/LOG.md), `Recipe.paper` the paper's.
 The setting `train` decides which parts are trained:
 
 - encoder: the encoder, without companions.
-- companion: a token table with a transformer's tokens. It and the corpus's word table join the unchanged transformer. A
-  static encoder is a table itself, so this is an error.
+- companion: a token table with a transformer's tokens. It and the corpus's word table join the unchanged transformer.
+  For a static encoder, which is a table itself, this value is an error.
 - both: the encoder and its companions. A static encoder gets the word table, a transformer also a trained token table.
-- auto: both for a static encoder, companion for a transformer. From 400 labeled queries on, these first fine-tune it.
+- auto: both for a static encoder; companion for a transformer, fine-tuned first if there are 400 labeled queries.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Recipe:
         """Return the measured defaults for a kind of encoder, some settings replaced.
 
         Args:
-            static: whether the encoder is a token table. So is the companion that is trained for a transformer.
+            static: whether the encoder is a token table. A table's defaults also serve training a companion.
             documents: how many there are. A batch has at most a quarter of them (or of `most_documents`), unless
                 `batch_size` is set.
             settings: fields of the recipe.
@@ -201,7 +201,7 @@ class Recipe:
 
     @classmethod
     def paper(cls, *, documents: int | None = None, **settings: Any) -> Recipe:
-        """Return the paper's settings, and ours if it names none; some replaced.
+        """Return the paper's settings, and our defaults for the others; some replaced.
 
         The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (`chunk_size`) to save memory.
         The gradients are the same, except for other dropout masks.
@@ -242,7 +242,7 @@ class Recipe:
 
     @classmethod
     def described(cls, name: str) -> tuple[str, str, str]:
-        """Return a setting's default as text, a transformer's, and the setting's help."""
+        """Return a setting's default, its default for transformers, and its help."""
         setting = next(each for each in fields(cls) if each.name == name)
         other = TRANSFORMER.get(name, setting.default)
         return shown_value(setting.default), shown_value(other), setting.metadata["help"]
@@ -253,7 +253,7 @@ class Recipe:
 
 
 def parsed_settings(items: Iterable[str]) -> dict[str, Any]:
-    """Parse `--set` items such as levels=all; recipe=paper sets all of the paper's."""
+    """Parse `--set` items such as levels=all; recipe=paper is the paper's settings."""
     settings: dict[str, Any] = {}
     for item in items:
         name, equals, text = item.partition("=")
@@ -278,7 +278,7 @@ def recipe_of_table(recipe: Recipe, document_count: int) -> Recipe:
 
 
 def recipe_of_tuning(recipe: Recipe, epoch_pairs: int) -> Recipe:
-    """Return the recipe by which labels fine-tune a transformer before companions."""
+    """Return the recipe to fine-tune a transformer by labels before companions join."""
     shared = ("seed", "dev_queries", "dev_pool", "precision", "clustering", "branching")
     settings = {name: getattr(recipe, name) for name in shared}
     return Recipe.for_encoder(static=False, epoch_pairs=epoch_pairs, **TUNING, **settings)
@@ -325,7 +325,7 @@ TRANSFORMER: dict[str, Any] = {
     "dev_pool": 512,
 }
 
-# How labels fine-tune a transformer: half the time of sentence-transformers' trainer (docs/results/labels.md).
+# How labels fine-tune a transformer, in half the time of sentence-transformers' trainer (docs/results/labels.md).
 TUNING: dict[str, Any] = {
     "train": "encoder",
     "mode": "supervised",
@@ -339,7 +339,7 @@ TUNING: dict[str, Any] = {
     "keep": "last",
 }
 
-# What the paper states, without what it does not mention. Centroids are trained with the encoder; M = L − 1; no
+# The paper's settings; what it does not mention is off. Centroids are trained with the encoder; M = L − 1; no
 # documents are held out; only the document itself is masked; dev queries search all documents; the last weights are
 # returned. The paper does not give the centroids' learning rate, so it is the encoder's.
 PAPER: dict[str, Any] = {

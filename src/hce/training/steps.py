@@ -30,7 +30,7 @@ from hce.training.pairs import Batch, PairSource, Sources, batch_count, endless
 from hce.training.recipe import Optimizer, Recipe
 from hce.tree.hierarchy import Hierarchy
 
-TURNS = 8  # how often an epoch repeats its pairs at most, if they are few
+TURNS = 8  # the most turns through the pairs in an epoch, if they are few
 
 
 @dataclass
@@ -242,7 +242,7 @@ class Trainer:
         """Encode texts; with `chunk_size`, recompute activations to save memory."""
         (side, texts), encoder = column, self.encoder
         if self.recipe.chunk_size:
-            # A copy, because models add their results to the features. Both passes use the same dropout masks.
+            # `dict` copies, because models add results to the features. Recomputing repeats the dropout masks.
             features = encoder.tokenize(texts, side)
             vectors: Tensor = recomputed(lambda given: encoder.embed(dict(given), side), features, use_reentrant=False)
             return vectors
@@ -262,7 +262,7 @@ class Trainer:
 
 @contextmanager
 def only_upper_layers(encoder: Encoder, frozen: float) -> Iterator[None]:
-    """Freeze the embeddings and a share of the lower layers in this block."""
+    """Freeze the embeddings and this share of the layers, from the lowest on."""
     stacks = [module for module in encoder.model.modules() if isinstance(module, nn.ModuleList) and len(module) > 1]
     kept: list[nn.Parameter] = []
     if frozen and stacks:

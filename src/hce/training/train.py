@@ -75,7 +75,7 @@ def train(
         generated: generated queries to train on too; they are never used to measure.
         dev: labeled queries to measure with; by default some of `pairs`, or pseudo-queries, are held out.
         log: queries that people asked, without answers. Most of their mean vector is subtracted from a transformer's
-            queries. May be that mean, which `hce serve --learn-queries` keeps. No query is stored.
+            queries. Or give that mean, as `hce serve --learn-queries` keeps it. No query is stored.
         recipe: the settings; by default those that measured best for this kind of encoder.
         output: a new folder for the model; until it is written, the state of the run is kept next to it.
         resume: continue the unfinished run next to `output`, if there is one.
@@ -127,7 +127,7 @@ class _Training(NamedTuple):
     tuning: Recipe | None  # how labels fine-tune a transformer before it gets companions; None: they do not
     run_folder: Path | None  # keeps the state of the run until it is done; None keeps nothing
     progress: bool
-    on_epoch: Callable[[Epoch], None]  # called with each epoch of the first model that is trained
+    on_epoch: Callable[[Epoch], None]  # called with each epoch, except those of a `_part`
 
     def run(self) -> TrainResult:
         """Train the parts that the recipe names, and add its companions."""
@@ -159,7 +159,7 @@ class _Training(NamedTuple):
         return self._part("table", recipe, self.label_sets)._fit(table).encoder
 
     def _tuned(self) -> TrainResult | None:
-        """Fine-tune the transformer in place; undo that if held-out labels clearly lose."""
+        """Fine-tune the transformer in place; undo that if held-out NDCG@10 clearly fell."""
         if self.tuning is None:
             return None
         start = weights_of(self.given)
@@ -252,7 +252,7 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
 
 
 def _tuning(recipe: Recipe, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe | None:
-    """Return the recipe to fine-tune a transformer; None if labels are too few."""
+    """Return the recipe to fine-tune a transformer by labels, None if it is not due."""
     is_open = recipe.train == "auto" and recipe.mode != "unsupervised" and not encoder.is_table
     if not is_open or labels is None or len(labels.qrels) < LEAST_TO_TUNE:
         return None
@@ -273,7 +273,7 @@ def memory_needs(
 
 
 def _bytes_to_tune(encoder: Encoder, recipe: Recipe) -> int:
-    """Estimate the bytes of weights, gradients, moments and activations."""
+    """Estimate the bytes of weights, gradients, optimizer state and activations."""
     weights = list(encoder.model.parameters())
     with only_upper_layers(encoder, recipe.frozen):
         trained = sum(each.numel() for each in weights if each.requires_grad)
@@ -334,7 +334,7 @@ def _at_work(encoder: Encoder, recipe: Recipe) -> Iterator[None]:
 
 
 def _identity(corpus: Corpus, encoder: Encoder, label_sets: LabelSets, recipe: Recipe) -> dict[str, object]:
-    """Return the identity used to refuse resuming a different run."""
+    """Return what a run must have in common with the unfinished one it resumes."""
     return {
         "corpus": corpus.fingerprint,
         "encoder": encoder.fingerprint,
