@@ -178,3 +178,17 @@ def test_companions_have_no_plain_form_but_the_first_encoder_has(
     assert not (tmp_path / "plain").exists()
     assert run_hce("export", tmp_path / "model", "--plain", tmp_path / "plain", "--first-alone").returncode == 0
     np.testing.assert_allclose(vectors_without_hce(tmp_path / "plain", tmp_path), of(static_encoder), atol=1e-6)
+
+
+@pytest.mark.parametrize("moved_by", ["map", "centers"])
+def test_moved_queries_have_no_plain_form_but_the_first_encoder_has(moved_by, transformer_encoder, run_hce, tmp_path):
+    width = transformer_encoder.dim
+    moved = transformer_encoder.with_query_map(np.full((width, width + 1), 0.1))
+    if moved_by == "centers":
+        moved = transformer_encoder.beside([], [1.0], np.full((2, width), 0.1))
+    moved.save(tmp_path / "model")
+    refused = run_hce("export", tmp_path / "model", "--plain", tmp_path / "plain")
+    assert refused.returncode == 1 and "queries are moved" in refused.stderr and "--first-alone" in refused.stderr
+    assert not (tmp_path / "plain").exists()
+    assert run_hce("export", tmp_path / "model", "--plain", tmp_path / "plain", "--first-alone").returncode == 0
+    np.testing.assert_allclose(vectors_without_hce(tmp_path / "plain", tmp_path), of(transformer_encoder), atol=1e-6)

@@ -108,7 +108,7 @@ def export(
         Path | None, Option("--plain", metavar="DIR", help="for a model: a new folder with standard modules only")
     ] = None,
     first_alone: Annotated[
-        bool, Option("--first-alone", help="with --plain: export only the first encoder, without its companions")
+        bool, Option("--first-alone", help="with --plain: export only the first encoder, without companions and map")
     ] = False,
     as_json: common.JsonOption = False,
 ) -> None:
@@ -118,7 +118,7 @@ def export(
     words, typical sentences and parts. In the last of these levels it has the ids of the documents.
 
     --plain writes a model that SentenceTransformer(DIR) loads without trust_remote_code and without hce. A model with
-    companions has no such form; --first-alone exports its first encoder.
+    companions or a map of queries has no such form; --first-alone exports its first encoder.
 
     Examples:
       hce export my-index --skills my-skills

@@ -191,7 +191,9 @@ def rebuild(
 
         if memory is not None:
             state = index.state
-            keep_within(memory, len(index), state.manifest.dim, engine or state.derived.engine_name)
+            with state.reading() as reader:
+                vectors = len(index) + reader.row_count("passages")
+            keep_within(memory, vectors, state.manifest.dim, engine or state.derived.engine_name)
         index.rebuild(engine, at=at, refit=refit, tokens=tokens, progress=True)
         found = index.status()
     shown = f"{found.tree_levels} levels" if found.tree_levels else "no tree"

@@ -221,14 +221,16 @@ def save_plain(encoder: Encoder, folder: str | Path, *, first_alone: bool = Fals
     """Write a model that needs no hce and gives the same vectors; return its kind.
 
     Fail with InputError if the encoder has no such form, or the folder is not empty. With `first_alone`, write only the
-    first of several encoders side by side.
+    first encoder, without companions, map and centers.
     """
-    if len(encoder.parts) > 1 and not first_alone:
-        raise InputError(
-            f"{encoder.name}: {len(encoder.parts)} encoders side by side, which no standard module joins; load it with "
-            "trust_remote_code=True and hce installed, or export the first encoder by --first-alone"
-        )
     first = encoder.parts[0]
+    if encoder is not first and not first_alone:
+        count = len(encoder.parts)
+        what = f"{count} encoders side by side" if count > 1 else "an encoder whose queries are moved afterwards"
+        raise InputError(
+            f"{encoder.name}: {what}, which no standard module does; load it with trust_remote_code=True and hce "
+            "installed, or export the first encoder by --first-alone"
+        )
     if first.table is not None and first.table.tokenizer is None:
         raise InputError(f"{encoder.name}: a table of words, which no standard module reads; load it with hce")
     with new_folder(folder) as new, quiet_transformers():
