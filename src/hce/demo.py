@@ -142,7 +142,7 @@ def _searchers(dataset: Dataset, encoder_spec: str, seed: int, folder: Path, err
 
 
 def _untrained_and_words(corpus: Corpus, encoder: Encoder, vectors: np.ndarray | None = None) -> Index:
-    """Return an index of words and an encoder's vectors, with fixed shares."""
+    """Index a corpus by words and by an encoder's vectors, with fixed shares."""
     usual = FIXED["table" if encoder.is_table else "transformer"]
     return Index.temporary(corpus, encoder, vectors=vectors, calibration=Calibration(usual))
 

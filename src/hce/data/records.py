@@ -34,7 +34,7 @@ LONGEST_RECORD = 100_000_000  # bytes; no document is longer, but a .gz of a few
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md/.html/.pdf, or -"
 DELIMITERS = (",", ";", "\t", "|")  # the most frequent one in a CSV file's header is taken, and on a tie the first
-ROWS_AT_ONCE = 64  # of a Parquet file; few: a long text that the file stores once is copied to each row
+ROWS_AT_ONCE = 64  # of a Parquet file; few, because rows that share one stored text each get a copy
 CHUNK = 1 << 20  # characters of a JSON text read at once
 BLANKS = re.compile(r"[ \t\r\n]*")
 

@@ -339,7 +339,7 @@ def _calibrated(
 
 
 ENCODED_AT_ONCE = 1024
-FEW = 64  # the last write encodes at most these while others wait, except after ROUNDS attempts
+FEW = 64  # documents that the last write may encode while others wait; the last of ROUNDS attempts: any number
 ROUNDS = 8  # attempts to catch up with other writers, before they have to wait
 
 
@@ -462,7 +462,7 @@ class _Reindexing:
             if self._switch(whatever_is_left=not left):
                 break
         with _writing(self.store) as writer:  # writes nothing, but keeps others from writing a manifest
-            manifest = Manifest.read(self.folder, writer)  # the commit above has decided the switch
+            manifest = Manifest.read(self.folder, writer)  # names the new encoder, because `_switch` has committed
             manifest.write(self.folder)
         return manifest
 

@@ -517,7 +517,7 @@ class Writer(Reader):
         self._touched = True
 
     def forget(self, documents: int) -> None:
-        """Delete records of earlier moments; keep removals of the first `documents`."""
+        """Delete records of earlier moments; keep removals of numbers 1 to `documents`."""
         change = self._before.change
         self._connection.execute("DELETE FROM changes WHERE change < ?", (change,))
         self._connection.execute("DELETE FROM removed WHERE change < ? AND number > ?", (change, documents))

@@ -563,7 +563,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer | None, prefix: str) -> Che
 def restore_optimizer(
     optimizer: torch.optim.Optimizer | None, tensors: dict[str, Tensor], facts: dict[str, Any]
 ) -> None:
-    """Restore what `optimizer_state` returned; tensor names come without the prefix."""
+    """Restore what `optimizer_state` returned; here `tensors` has no prefixes."""
     if optimizer is None:
         return
     restored: dict[int, dict[str, Any]] = {}

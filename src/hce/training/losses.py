@@ -89,7 +89,7 @@ def bidirectional(
     all_queries: Tensor | None = None,  # the partners of `documents`, (G, n); by default `queries`
     forbidden_batch: Tensor | None = None,  # document g as a negative of query b, (B, G)
     forbidden_queries: Tensor | None = None,  # query g as a negative of query b's document, (B, G)
-    forbidden_sampled: Tensor | None = None,  # sampled documents and padding, (B, S)
+    forbidden_sampled: Tensor | None = None,  # sample s as a negative of query b; True for padding, (B, S)
 ) -> Tensor:
     """Compute L_C^↔ (App. A), both ways, averaged over the batch.
 

@@ -6,8 +6,8 @@ batch depend on (seed, turn, batch) alone, so a killed run can resume in the mid
 
 The paper's Alg. 3 has "some metric" on a dev set. Here it is NDCG@10 on held-out labeled queries, never those of a test
 split; all grades above 0 count the same. Without labels, it is the mean NDCG@10 over four kinds of pseudo-queries:
-titles, first sentences, spans of 4 and of 48 words and marks. By default a static encoder trains on spans of 8 to 32, a
-transformer on spans of 8 to 64. So the kinds of queries also show whether the encoder improved beyond such spans.
+titles, first sentences, spans of 4 words or marks, spans of 48. By default a static encoder trains on spans of 8 to 32,
+a transformer on spans of 8 to 64. So the kinds of queries also show whether the encoder improved beyond such spans.
 """
 
 from __future__ import annotations

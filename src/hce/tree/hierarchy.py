@@ -118,8 +118,8 @@ class Hierarchy:
         """Grow the tree of `vectors`, bottom-up by the paper's Alg. 1.
 
         By default three things differ from the paper. k-means starts from k documents, not random assignments. With
-        many documents, k-means is approximate. Nodes above the leaves are evened out. `mode="exact", init="random"` is
-        the paper's way.
+        many documents, k-means is approximate. Above the leaves, nodes with many documents give away some.
+        `mode="exact", init="random"` is the paper's way.
 
         >>> around = np.linspace(0, 2 * np.pi, 64, endpoint=False)
         >>> tree = Hierarchy.build(np.stack([np.cos(around), np.sin(around)], axis=1).astype(np.float32), branching=4)
@@ -134,7 +134,7 @@ class Hierarchy:
             depth: for "auto", the largest L, which counts the documents' level; ignored if `branching` is given.
             seed: same seed, same tree.
             mode: k-means's `mode`, see `hce.tree.kmeans.spherical_kmeans`.
-            init: how exact k-means starts, see the same function; "random", the paper's, also evens out no nodes.
+            init: how exact k-means starts, see the same function; "random", the paper's, also leaves node sizes uneven.
             device: where inner products are computed; the CPU by default.
             progress: show a bar that counts vectors per round of k-means; None: only inside `bars_shown`.
 

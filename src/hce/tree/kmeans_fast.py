@@ -153,7 +153,7 @@ class _Heads:
         return self.of(self._rows.span(start, stop)) if self._held is None else self._held[start:stop]
 
     def take(self, index: np.ndarray, block: np.ndarray) -> np.ndarray:
-        """Return the heads of the rows `block`, which are at the given positions."""
+        """Return the heads of the rows `block`; `index` has their positions."""
         return self.of(block) if self._held is None else self._held.take(index, axis=0)
 
     def as_rows(self) -> Rows | None:
