@@ -9,7 +9,7 @@ without the question cut out of it, so that the question does not find itself. T
 differ from people's. A sentence shares fewer words with the rest of its document than people's questions share with
 their answers. So cut sentences favor vectors over words, and the pull is 1. A programmer's remark about a function is
 nearly a question, and the pull is 0.1. For labeled queries, the pull is 3 divided by their number. docs/LOG.md has
-the measurements, with each collection and each encoder left out in turn.
+the measurements of these pulls, with each collection and each encoder left out in turn.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ ROUNDS = 2  # each chooses every share in turn
 # simpler search by up to 4.4 standard errors where people's queries did not.
 HARM = 5.0
 
-MOST_ASKED = 300  # documents; each is encoded once more
+MOST_ASKED = 300  # documents to cut questions from; the rest of each is encoded again
 LEAST_ASKED = 10
-LEAST_PART = {"written": 0.5, "cut": 0.25, "titles": 0.0}  # share of documents that must give such a question
-LEAST_WORDS = 24  # of a text without sentences, for its first words to be a question
+LEAST_PART = {"written": 0.5, "cut": 0.25, "titles": 0.0}  # share of documents that must give a question of this kind
+LEAST_WORDS = 24  # a text without sentences needs this many, for its first words to be a question
 POOL = 8192  # documents that are searched
 # A docstring or a comment in a program.
 REMARK = re.compile(
@@ -76,7 +76,7 @@ KnownCodes = Callable[[list[str]], Mapping[str, np.ndarray]]
 class Questions:
     """Questions, and the pool of documents to search for answers.
 
-    The kind "labeled" means people's queries, and "written" remarks cut out of programs. "cut" means first sentences
+    The kind "labeled" means people's queries; "written" means remarks cut out of programs. "cut" means first sentences
     and titles cut out of their documents; "titles" means only titles, because the documents are too short to cut.
     """
 
@@ -101,7 +101,7 @@ class Cut(NamedTuple):
 def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) -> Questions | None:
     """Cut questions out of some documents; None if these are too few or too short.
 
-    `among` has the positions to cut questions from, such as documents held out of training; by default all.
+    `among` has the positions of the documents to choose from, such as those held out of training; by default all.
     """
     positions = np.arange(len(corpus)) if among is None or not len(among) else among
     # Cut questions out of at most a tenth of the documents (20 of a small corpus), so that the pool hardly changes.
@@ -142,7 +142,7 @@ def remark_of(document: Document) -> Cut | None:
 
 
 def _sentence_and_title(document: Document, titles: Counter[str]) -> Cut | None:
-    """Cut out the first sentence, or a long text's first words, and a unique title."""
+    """Ask the first sentence, or a long text's first words, and a unique title."""
     text, title = document.text.strip(), document.title.strip()
     span, count = first_sentence_of(document), len(text.split())
     if span is None and count >= LEAST_WORDS:
@@ -161,7 +161,7 @@ def _title_alone(document: Document, titles: Counter[str]) -> Cut | None:
 
 
 class Part(NamedTuple):
-    """Vectors of questions and pool by one encoder: unit rows of shape (Q, n) and (P, n)."""
+    """One encoder's unit vectors of the questions, (Q, n), and of the pool, (P, n); a companion may give zeros."""
 
     queries: np.ndarray
     pool: np.ndarray
@@ -219,7 +219,7 @@ def encoded_parts(
     """Encode questions and changed texts; companions encode the entire pool.
 
     `pool_vectors` are the encoder's vectors of the pool's full texts, of shape (P, n). `tokens` collects the tokens of
-    what the encoder encodes here.
+    the questions and of the changed texts.
     """
     if questions is None:
         return []
@@ -272,7 +272,7 @@ def calibrate(
     centers: np.ndarray | None = None,
     tokens: PoolTokens | None = None,
 ) -> Calibration:
-    """Choose shares by questions; without questions, the usual ones, companions at 0.
+    """Choose shares by questions; without any, keep the usual ones, companions at 0.
 
     `parts` hold the vectors by the encoder and by each companion. `centers`, (2, n), are the encoder's mean question
     and its mean document.
@@ -283,7 +283,7 @@ def calibrate(
         return Calibration(alone)
     evidence = _Evidence(questions, questions.pool_texts(corpus), parts, language, centers, tokens)
     free = [name for name in LADDERS if getattr(usual, name) > 0]
-    if questions.kind == "written":  # programs teach companions little, so their share starts at 0
+    if questions.kind == "written":  # programs teach companions little, so companions start at share 0
         usual = alone
     chosen = alone if questions.kind == "titles" else _best(evidence, questions, usual, free)
     simpler = {"vectors": Shares(0.0), "words": Shares(1.0), "both": alone._replace(tokens=0.0)}
@@ -405,7 +405,7 @@ class _Evidence:
 
 
 def _best(evidence: _Evidence, questions: Questions, usual: Shares, free: Sequence[str]) -> Shares:
-    """Choose each share in `free` in turn: a better one, of equals the most usual."""
+    """Choose each share in `free` in turn: the best; in a tie, the most usual."""
     asked = len(questions.texts)
     pull = LABELED_PULL / asked if questions.kind == "labeled" else PULL[questions.kind] * max(1.0, FEW / asked)
 

@@ -4,9 +4,9 @@ The paper returns the last weights. Here held-out queries choose a mix of the fi
 F0·(1 − λ) + F′·λ. If no mix beats F0, F0 is returned, so that training does little harm.
 
 Held-out labeled queries are often few, and chance decides which epoch and which λ look best on them. So the last
-epoch's weights are kept with λ = 1, unless these queries clearly prefer others (docs/LOG.md). Pseudo-queries are many,
-so the epoch and λ that score best on them are chosen. But people ask other questions, so a gain may deceive. For a
-table any gain counts, because training a table has almost always helped. Training without labels often harms a
+epoch's weights are kept with λ = 1, unless these queries clearly prefer another mix (docs/LOG.md). Pseudo-queries
+are many, so the epoch and λ that score best on them are chosen. But people ask other questions, so a gain may deceive.
+For a table any gain counts, because training a table has almost always helped. Training without labels often harms a
 transformer, so a transformer's gain must be clear.
 
 The paper leaves two things open. The dev metric here is NDCG@10 (`hce.training.pairs`). Training stops after `epochs`
@@ -73,7 +73,7 @@ class TrainResult:
 
     Attributes:
         encoder: the encoder to use.
-        hierarchy: the tree grown from this encoder's vectors; of a large corpus, from the sample trained on.
+        hierarchy: the tree of the corpus, or of the sample learned from, grown from this encoder's vectors.
         history: an entry for each epoch; the first measures the encoder before training.
         mix: λ, the share of the trained weights in the encoder; 0 means that training did not help.
         recipe: the settings used.
@@ -82,7 +82,7 @@ class TrainResult:
         ndcg_before: NDCG@10 of each held-out query, by kind, with the encoder as given.
         ndcg_after: the same with the encoder returned. To avoid leakage, this was measured with a word table fitted
             without the held-out documents.
-        calibration: how much words, tokens and companions count in a search, and which questions chose that.
+        calibration: how much words, tokens and companions count in a search, and which questions decided this.
         stages: dev measures after each stage that changed the encoder: fine-tuning, fitting, training, labels (the map
             of queries), companions.
         vectors: the documents' vectors by the encoder, of shape (N, n); `hce.train` drops them.
@@ -152,7 +152,7 @@ def co_train(
         began = time.perf_counter()
         vectors, tree = _encode_and_cluster(trainer, checkpoints, 0)
         trainer.use_tree(tree, vectors)
-        is_known = encoder.table is None and not recipe.needs_vectors  # a transformer starts unchanged: no new measure
+        is_known = encoder.table is None and not recipe.needs_vectors  # a transformer starts as given
         ndcg = ndcg_before if is_known else _measure(devset, encoder, vectors if recipe.needs_vectors else None)
         epoch = Epoch(0, _means(ndcg, encoder), seconds=round(time.perf_counter() - began, 3))
         best_weights = weights_of(encoder)
@@ -254,8 +254,8 @@ def _encode_and_cluster(
 ) -> tuple[np.ndarray, Hierarchy]:
     """Return the vectors and the tree of the corpus by the encoder's current weights.
 
-    Vectors that a killed run left are replaced if they come from other weights. If the number of processes changed, the
-    last digits of weights differ, because gradients are summed in another order.
+    Vectors that a killed run left are replaced if they come from other weights. Resuming with another number of
+    processes gives other weights: gradients are summed in another order, so the last digits differ.
     """
     place = None if checkpoints is None else checkpoints.vectors_folder(clustering_number)
     if trainer.recipe.needs_vectors:
@@ -329,7 +329,7 @@ def load_best_mix(
     chosen = Mix(0.0, trust[0])
     if ndcg_by_mix:
         best = max(ndcg_by_mix, key=lambda each: mean_ndcg(ndcg_by_mix[each]))
-        if devset.is_labeled:  # among mixes not clearly worse than the best: most trusted epoch, largest λ
+        if devset.is_labeled:  # of mixes not clearly worse than the best: most trusted epoch, then largest λ
             by_trust = sorted(ndcg_by_mix, key=lambda each: (trust.index(each.epoch), -each.share))
             chosen = next(each for each in by_trust if not is_clear_gain(ndcg_by_mix[each], ndcg_by_mix[best]))
         elif encoder.is_table or is_clear_gain(unmixed, ndcg_by_mix[best]):
@@ -386,7 +386,7 @@ class TrainingRun:
     vectors: np.ndarray  # the documents' vectors that the tree was grown from, of shape (N, n)
     best_weights: dict[str, Tensor]  # the best on dev so far; `best` in checkpoints
     best_metric: float  # their dev metric, m in Alg. 3
-    history: list[Epoch]  # an entry for each finished epoch
+    history: list[Epoch]  # epoch 0, before training, and each finished epoch
     counters: Counters = field(default_factory=Counters)  # how far the run has come
     checkpoints: CheckpointFolder | None = None  # where the state and the vectors are kept; None: in memory only
     measured: dict[str, np.ndarray] | None = None  # NDCG@10 by the last epoch's weights; None at first and on resuming
@@ -473,7 +473,7 @@ class CheckpointFolder:
 
     def __init__(self, folder: str | Path, identity: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        self.identity = identity  # corpus, encoder, labels and settings; another run's state is refused
+        self.identity = identity  # corpus, encoder, labels and settings; a checkpoint with others is refused
 
     def vectors_folder(self, clustering_number: int) -> Path:
         """Return the folder of vectors for a clustering, see `cluster_corpus`."""
@@ -526,7 +526,7 @@ class CheckpointFolder:
             return None if checkpoint is None else restore(checkpoint)
         except InputError:
             raise
-        except Exception as error:  # readers of damaged files raise many kinds
+        except Exception as error:  # reading a damaged file may raise any error
             raise FormatError(
                 f"{self.folder}: the state of the run is damaged ({one_line(error)}); "
                 "delete this folder and train from the start"

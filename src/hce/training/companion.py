@@ -1,10 +1,10 @@
-"""Companions: tables learned from the corpus that join an encoder in one vector. The paper has none.
+"""Companions: tables, learned from the corpus, whose vectors are joined to an encoder's. The paper has none.
 
 A transformer is strong but slow to train, and training it without labels gains little. A token table with the same
 tokenizer is weak, but trains in a minute; a table of the corpus's own words is fitted in seconds. Joined to the
 unchanged transformer, each distinguishes documents that the transformer cannot (docs/LOG.md). Calibration chooses their
 share of a score; 0, the encoder alone, is among the choices. With companions the transformer's vectors are centered.
-Centering alone changes little, but with it companions do no harm to a much better transformer.
+Centering alone changes little, but with it companions do no harm to a transformer that is much better than they are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hce.training.recipe import TRANSFORMER, Recipe
 
 logger = logging.getLogger(__name__)
 
-# Share of a log's mean that queries lose, and the length of a log that halves that share.
+# Share of a log's mean that is subtracted from queries, and the number of logged queries that halves this share.
 LOG_SHARE, LOG_PRIOR = 0.75, 10
 LEAST_TO_CENTER = 100  # questions; the mean of fewer is noise
 
@@ -56,7 +56,7 @@ def with_companions(
     encoder: Encoder,  # the trained one; if only a companion was trained, the transformer
     learned: TrainResult,
     tables: list[Encoder],  # trained token tables, at most one
-    run_folder: Path | None,  # where an unfinished run keeps its state; None keeps none
+    run_folder: Path | None,  # where an unfinished run keeps its state; None: nowhere
     *,
     log: Sequence[str] | QueryMean = (),  # queries that people asked, or the mean of their vectors by this encoder
     progress: bool,
@@ -77,7 +77,7 @@ def with_companions(
             progress=progress and not encoder.is_table,
             on_tokens=tokens.keep_text if tokens else None,
         )
-    mapped = encoder  # or with a map of its queries
+    mapped = encoder  # labels may add a map of queries below
     if isinstance(sources.supervised, LabeledPairs) and learned.devset.is_labeled and not (log or encoder.is_table):
         mapped = with_query_map(encoder, vectors, sources.supervised, learned.devset, recipe.seed)
     companions, chosen_by = _companions(corpus, mapped, tables, sources.measured, recipe)
@@ -115,7 +115,7 @@ def _measured(
     alone = after = devset.ndcg(mapped, vectors)
     if judged is not mapped:
         after = devset.ndcg(judged, pool_vectors=_beside(judged, vectors[devset.pool], devset.pool_texts()))
-    if given is not learned.encoder:  # a companion was trained
+    if given is not learned.encoder:  # only a companion was trained
         before, stages = alone if mapped is given else devset.ndcg(given, vectors), {}
         mix = mix if len(judged.shares) > 1 else float(mapped is not given)
     if mapped is not given:
@@ -154,8 +154,8 @@ def _companions(
 ) -> tuple[list[Encoder], list[Encoder]]:
     """Return the companions to use, and those to choose shares with.
 
-    A word table fitted to a document finds queries made from it too easily. So the word table to choose shares with
-    skips the measured documents, even with `hold_out=false`.
+    With a word table fitted to a document, queries made from this document find it too easily. So the word table to
+    choose shares with skips the measured documents, even with `hold_out=false`.
     """
 
     def word_table(without: np.ndarray) -> list[Encoder]:
@@ -163,7 +163,7 @@ def _companions(
 
     of_all = word_table(np.empty(0, dtype=np.int64))
     of_others = word_table(measured) if len(measured) else of_all
-    if len(of_all) != len(of_others):  # too few documents to fit a table without some
+    if len(of_all) != len(of_others):  # too few documents to fit a table without the measured ones
         return tables, tables
     return [*tables, *of_all], [*tables, *of_others]
 
@@ -207,7 +207,7 @@ def word_table_of(corpus: Corpus, encoder: Encoder, *, language: str, without: n
 
 
 def _beside(encoder: Encoder, rows: np.ndarray, texts: list[str]) -> np.ndarray:
-    """Return the vectors of an encoder with companions, given its first part's rows."""
+    """Return documents' vectors with companions, given the first part's rows."""
     others = [each.encode(texts, zeros=True) for each in encoder.parts[1:]]
     return joined_rows([rows, *others], encoder.shares, None if encoder.centres is None else encoder.centres[1])
 
@@ -225,7 +225,7 @@ def _corpus_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.
 
 def _few_queries(devset: DevSet, measured: np.ndarray, recipe: Recipe) -> DevSet:
     """Return a dev set small enough for a transformer."""
-    # A recipe does not show whether its number is the default or the user's. If they are equal, queries are few.
+    # A recipe does not show whether the user set `dev_queries`. If it is a table's default, a transformer's is used.
     few = TRANSFORMER["dev_queries"] if recipe.dev_queries == Recipe.dev_queries else recipe.dev_queries
     if devset.is_labeled or len(measured) <= few:
         return devset

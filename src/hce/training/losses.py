@@ -36,10 +36,10 @@ from hce.tree.hierarchy import Hierarchy
 
 Route = Literal["full", "gather"]
 
-# What one float costs, forward and backward, as a number of multiply-adds: a gathered float, and one of the full table.
+# The cost of a float, forward and backward, in multiply-adds: of a gathered float, and of one of the full table.
 # Measured on one CPU core with n = 384. Elsewhere this is a guess; a wrong guess costs time, not correctness.
 _GATHERED_COST, _TABLE_COST = 200, 300
-# Past this many gathered floats (1 GiB) a batch is scored in full, if that is smaller.
+# Past this many gathered floats (1 GiB) a batch is scored in full, if that takes fewer floats.
 _GATHER_LIMIT = 2**28
 
 
@@ -152,7 +152,7 @@ def divergence(scores: Tensor, target: Tensor, forbidden: Tensor) -> Tensor:
 
 
 def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
-    """Mark candidates, (G,) or (B, S), that are known positives of the row, (B, P)."""
+    """Mark candidates, (G,) or (B, S), among a row's known positives, (B, P)."""
     candidates = candidates.expand(len(known), candidates.shape[-1]).contiguous()  # (B, G)
     if known.shape[1] == 0:
         return torch.zeros_like(candidates, dtype=torch.bool)
@@ -166,8 +166,8 @@ def known_positives(known: Tensor, candidates: Tensor) -> Tensor:
 class ComparedDocuments:
     """The data that masks compare documents by: (G,) of a batch, (B, S) of sampled negatives.
 
-    Positions in the corpus and groups of equal texts are −1 if unknown. Vectors reveal near-duplicates. Their shape has
-    a last dimension more, n.
+    Positions in the corpus and groups of equal texts are −1 if unknown. Vectors, (G, n) or (B, S, n),
+    reveal near-duplicates.
     """
 
     positions: Tensor
@@ -249,7 +249,7 @@ def level_loss(
     The optimizer moves centroids off the sphere. The paper does not say what happens then; here they are normalized
     before each use. An only child has loss 0. A query is accurate if its node scores higher than every wrong sibling.
 
-    The optimum of Eq. 5 is near the centroid, not at the document. So Eq. 5 pulls all documents of a node together.
+    By Eq. 5, a query is best near the centroid, not at its document. So Eq. 5 pulls all documents of a node together.
     With `documents`, the query instead learns its document's scores with these siblings, see `divergence`.
 
     With Eq. 5, siblings among the `right` nodes count as right too: −log (Σ_right exp S / Σ_siblings exp S). The paper
@@ -289,7 +289,7 @@ def level_loss(
 
 
 def _cheaper_route(batch_size: int, nodes: int, dim: int, width: int) -> Route:
-    """Choose by time, unless gathered siblings are huge and larger than the scores."""
+    """Choose by time; "full" if gathered siblings are huge and its scores fewer."""
     gathered = batch_size * width * dim
     if gathered > _GATHER_LIMIT and gathered > batch_size * nodes:
         return "full"
@@ -319,7 +319,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """Neighbors of each query's document, (B, S, n); a teacher's scores of the document, then of them, (B, 1 + S).
+    """Neighbors of each query's document, (B, S, n); a teacher's scores of document, then neighbors, (B, 1 + S).
 
     `forbidden` is True for padding, of shape (B, S).
     """
@@ -341,7 +341,7 @@ class InBatch:
 
 @dataclass(frozen=True)
 class HCESummands:
-    """L_HCE and its summands, all scalars: unweighted levels 1 … M, the sum of document losses, the neighbor loss."""
+    """L_HCE and its summands, all scalars: unweighted level losses 1 … M, summed document losses, the neighbor loss."""
 
     total: Tensor
     level_losses: tuple[Tensor, ...]
@@ -366,7 +366,7 @@ def hce_loss(
     """Compute L_HCE (Eq. 6): level losses 1 … M, bidirectional M + 1 … L.
 
     The paper samples the negatives of level t under path[:t], which at t = L is the document itself. Here they come
-    from under its parent, path[:t−1].
+    from one level higher, under path[:t−1].
     """
     if not sampled:
         raise InputError("sampled is empty: below the levels there is always the document (use None for no samples).")
@@ -413,17 +413,17 @@ class HCELoss(nn.Module):
 
     The dataset has the columns query, positive document and, if wanted, sampled negatives, in this order. Its column
     `label` has the document's position (0, 1, …) in the corpus that the hierarchy was made from. A label may also be a
-    list: that position, the position of each sampled negative, then those of the query's other known positives. −1
+    list: the document's position, those of the sampled negatives, then those of the query's other known positives. −1
     stands for "unknown" and for padding. The document's position selects its nodes and masks false negatives within the
-    batch. The other positions mask false negatives among the samples, and known positives.
+    batch. The samples' positions mask false negatives among the samples. Known positives are masked in both.
 
     There are L − M document losses, 1 by default. They share the columns of negatives evenly, level M + 1 first.
     Vectors are normalized here, so the encoder need not do it.
 
     The centroids are parameters of this module, and the trainer trains them together with the encoder. Set their
     learning rate by name in the training arguments:
-    `SentenceTransformerTrainingArguments(learning_rate_mapping={r"^centroids\.": 1e-3})`. They are not saved with the
-    encoder, and not needed after training. A new hierarchy needs a new loss and a new trainer.
+    `SentenceTransformerTrainingArguments(learning_rate_mapping={r"^centroids\.": 1e-3})`. Centroids are not saved with
+    the encoder, and not needed after training. A new hierarchy needs a new loss and a new trainer.
 
     With `gather_across_devices`, the documents and queries of all processes are negatives; every process then needs the
     same batch size.
@@ -443,7 +443,7 @@ class HCELoss(nn.Module):
         level_target: LevelTarget = "node",
         level_weight: float = 1.0,
         mask: bool = True,  # mask known false negatives; False masks only the document itself, as in the paper
-        margin: float | None = None,  # documents with d⁺·d⁻ above it are no negatives; None: off
+        margin: float | None = None,  # documents with d⁺·d⁻ above this are no negatives; None: off
         groups: np.ndarray | None = None,  # a number for each document, equal for equal texts, (N,)
         gather_across_devices: bool = False,
     ) -> None:

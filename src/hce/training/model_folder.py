@@ -1,7 +1,7 @@
 """A trained model on disk: a sentence-transformers folder with files about its training.
 
 - `hce.json`: the encoder, the corpus, the settings and the gains. Only this module reads and writes it.
-- `history.jsonl`: a line per epoch. An index keeps this file and `hce.json` of its model.
+- `history.jsonl`: a line per epoch. An index keeps copies of its model's `history.jsonl` and `hce.json`.
 - `dev.jsonl`: each held-out query with its measure before and after training.
 - `hierarchy/`: the tree.
 - `README.md`: the model card.
@@ -48,7 +48,7 @@ MAY_BE_NAN = ("loss", "accuracy")  # fields of an epoch; a NaN is read as None
 
 
 def mean_over_kinds(dev: Mapping[str, float]) -> float:
-    """Return the dev measure as one number."""
+    """Average the dev measure over the kinds of queries."""
     return float(np.mean(list(dev.values())))
 
 
@@ -158,9 +158,9 @@ class ModelFacts:
     """The content of `hce.json`; `before`, `after` and `stages` have the dev measure by kind of query."""
 
     format: int
-    hce: str  # the version that wrote it
+    hce: str  # the version of hce that wrote the file
     encoder: str  # the name of the encoder that training started from
-    static: bool  # whether it is a token table
+    static: bool  # whether that encoder is a token table
     fingerprint: str  # of the trained encoder
     corpus: dict[str, Any]  # see `CorpusFacts`
     recipe: dict[str, Any]
@@ -172,7 +172,7 @@ class ModelFacts:
     shares: list[float]  # how much the encoder and each of its companions count in a score
     words_share: float | None  # BM25's share of a hybrid score, as hce 0.2.0 chose it; None since then
     stages: dict[str, dict[str, float]]  # the dev measure after each stage, see `TrainResult`
-    label_files: dict[str, str] = field(default_factory=dict)  # as `hce train --labels` names them
+    label_files: dict[str, str] = field(default_factory=dict)  # see `hce.training.train.train`
     calibration: dict[str, Any] | None = None  # see `hce.training.calibration`
 
     @property
@@ -225,7 +225,7 @@ class DevQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """The content of a trained model's folder; `tree` is None if it was trained without one."""
+    """The content of a trained model's folder; `tree` is None if the model was trained without one."""
 
     path: Path
     facts: ModelFacts
@@ -344,7 +344,7 @@ def what_was_learned(facts: ModelFacts) -> str:
 
 
 def trained_tree(folder: str | Path, corpus: Corpus) -> Hierarchy | None:
-    """Load the tree that was trained with a model, if this is the model's corpus."""
+    """Load the tree that was trained with a model, if `corpus` is the model's."""
     tree, facts = Path(folder) / TREE, ModelFacts.find(folder)
     is_of_it = facts is not None and facts.corpus["fingerprint"] == corpus.fingerprint
     return Hierarchy.load(tree) if is_of_it and is_folder(tree) else None
@@ -431,7 +431,7 @@ def push(model: str | Path, repository: str, *, public: bool = False) -> tuple[s
 def uploads_of(folder: Path) -> dict[str, Path | bytes]:
     """Return what to upload, by name: files with checksums, and the model card.
 
-    Held-out queries are not uploaded, because they quote the corpus. Facts and card keep only the last part of paths.
+    Held-out queries are not uploaded, because they quote the corpus. In facts and card, paths are cut to the last part.
     """
     facts = ModelFacts.read(folder)
     require_undamaged(folder, REMEDY)

@@ -1,4 +1,4 @@
-"""Negatives: the documents that a query is contrasted with, in addition to its batch. One class per way to choose.
+"""Negatives: the documents that a query is contrasted with, in addition to its batch. One class per way of choosing.
 
 The masks of `hce.training.losses` decide which of the chosen documents are false negatives. A document's neighbors and
 their BM25 scores are here too: a table learns to rank neighbors as BM25 does.
@@ -50,7 +50,7 @@ class Negatives:
     corpus: Corpus
     tree: Hierarchy  # the current tree
     vectors: np.ndarray  # the documents' vectors that the tree was grown from, (N, n); may be a memory map
-    held_out: np.ndarray  # documents kept for measuring; never positives, so as negatives only pushed away
+    held_out: np.ndarray  # positions of documents kept for measuring; as negatives, they would only be pushed away
     loss_levels: int  # M, how many levels have a level loss; each of the L − M document losses gets its own negatives
     recipe: Recipe
 
@@ -210,7 +210,7 @@ class WordTeacher:
         rows, cut = np.repeat(np.arange(len(positions)), positions.shape[1]), is_cut.ravel()
         query_counts = queries[rows]  # (pairs, words)
         shared = self.documents[positions.ravel()].multiply(query_counts > 0).tocsr()
-        taken = shared.multiply(query_counts).tocsr()  # counts in query times in document, at the same places
+        taken = shared.multiply(query_counts).tocsr()  # a word's count in the query times its count in the document
         frequency = shared.data - (taken.data / shared.data) * np.repeat(cut, np.diff(shared.indptr))
         lengths = self.lengths[positions.ravel()] - cut * query_lengths[rows]
         norm = BM25_K1 * (1 - BM25_B + BM25_B * np.maximum(lengths, 0) / self.mean_length)
@@ -220,7 +220,7 @@ class WordTeacher:
         return np.asarray(totals).reshape(positions.shape)
 
     def _counted(self, bags: Iterable[Counter[str]]) -> tuple[sparse.csr_matrix, np.ndarray]:
-        """Count known words in each text, (texts, words); return their sums by text too."""
+        """Return counts of known words by text, (texts, words), and each text's sum."""
         matrix = count_matrix(bags, self.column_of_term, np.float32)
         matrix.sort_indices()
         return matrix, np.asarray(matrix.sum(axis=1), dtype=np.float32)[:, 0]

@@ -1,8 +1,8 @@
 """Training pairs of queries and documents, and the held-out queries that measure an encoder.
 
 Pairs come from labels (S_train in the paper) or from spans of the documents (ICT), or consist of a document twice
-(SimCSE). A source yields them in batches. Each turn through them has a new order and new spans. The draws of a
-batch depend on (seed, turn, batch) alone, so a killed run can resume in the middle of a turn.
+(SimCSE). A source yields pairs in batches. A turn passes through all pairs, in a new order and with new spans. The
+draws of a batch depend on (seed, turn, batch) alone, so a killed run can resume in the middle of a turn.
 
 The paper's Alg. 3 has "some metric" on a dev set. Here it is NDCG@10 on held-out labeled queries, never those of a test
 split; all grades above 0 count the same. Without labels, it is the mean NDCG@10 over four kinds of pseudo-queries:
@@ -42,7 +42,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 class LabelSets(NamedTuple):
-    """The labels of a run: to train on, generated ones to train on, dev labels; and a log, queries without answers."""
+    """A run's labels: `labeled` and `generated` to train on, `dev` to measure by; `log` has queries without answers."""
 
     labeled: Labels | None = None
     generated: Labels | None = None
@@ -159,7 +159,7 @@ class Batch(NamedTuple):
     """Pairs to train on."""
 
     queries: list[str]
-    documents: list[str]  # the text of each query's document, which may lack a query that was cut out of it
+    documents: list[str]  # the text of each query's document, without the query if this was cut out
     positions: np.ndarray  # each document's position in the corpus, of shape (B,)
     known: np.ndarray  # positions of each query's known positives, padded with −1, of shape (B, P)
     cut: np.ndarray | None = (
@@ -327,7 +327,7 @@ class DevQueries:
     kind: str  # a name for the report
     texts: list[str]
     answers: list[np.ndarray]  # for each query, the rows of the pool with its right documents
-    # For each query, the right document without the query; it replaces the full document in scoring. For a first
+    # For each query, the right document without the query; this text replaces the full one in scoring. For a first
     # sentence, the title is cut out too. None for labeled queries.
     variants: list[str] | None = None
 
@@ -399,7 +399,7 @@ def labeled_devset(corpus: Corpus, queries: Mapping[str, Query], qrels: Qrels, p
 def pseudo_devset(
     corpus: Corpus, measured: np.ndarray, pool_size: int, seed: int, *, are_held_out: bool = True
 ) -> DevSet:
-    """Make queries of several kinds from `measured` documents; skip duplicates."""
+    """Make several kinds of queries from the `measured` documents that are unique."""
     groups = corpus.text_groups
     measured = measured[np.bincount(groups)[groups[measured]] == 1]
     if not len(measured):
@@ -438,7 +438,7 @@ def _ndcg(
     if variant_vectors is None:
         return ndcg_of_rankings(nearest(query_vectors, pool_vectors, CUTOFF)[0], queries.answers)
     own_scores = np.einsum("ij,ij->i", query_vectors, variant_vectors)[:, None]
-    found, scores = nearest(query_vectors, pool_vectors, CUTOFF + 1)  # one more: the variant replaces the full text
+    found, scores = nearest(query_vectors, pool_vectors, CUTOFF + 1)  # one more, because the full text does not count
     better = ((scores >= own_scores) & (found != np.stack(queries.answers))).sum(axis=1)
     return np.where(better < CUTOFF, 1 / np.log2(better + 2), 0.0)
 

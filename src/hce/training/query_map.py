@@ -1,9 +1,9 @@
 """A linear map that moves a transformer's queries toward the documents that answer them. The paper has none.
 
-It is learned from labels. The encoder and the document vectors stay unchanged, so learning takes seconds and nothing is
-encoded again. Each query is contrasted with all documents of a pool (Eq. 1). The map may overfit to the documents that
-labels name. So held-out labels choose the strength of the map: the smallest that is not clearly worse than the best
-(docs/LOG.md).
+The map is learned from labels. The encoder and the document vectors stay unchanged, so learning takes seconds and
+nothing is encoded again. Each query is contrasted with all documents of a pool (Eq. 1). The map may overfit to the
+documents that labels name. So held-out labels choose the strength of the map: the smallest that is not clearly worse
+than the best (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Examples(NamedTuple):
 
 
 def with_query_map(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, devset: DevSet, seed: int) -> Encoder:
-    """Give a transformer a linear map of queries, if held-out labels improve."""
+    """Give a transformer a map of its queries, if held-out queries clearly gain."""
     if len(pairs.texts) < LEAST_LABELS:
         return encoder
     learned = fit_query_map(examples_of(encoder, vectors, pairs, seed), seed)
@@ -83,7 +83,7 @@ def examples_of(encoder: Encoder, vectors: np.ndarray, pairs: LabeledPairs, seed
 
 
 def fit_query_map(examples: Examples, seed: int) -> np.ndarray:
-    """Learn the map to add to queries, of shape (n, n + 1); see `mapped_rows`."""
+    """Learn the map that moves queries, of shape (n, n + 1); see `mapped_rows`."""
     width, count = examples.queries.shape[1], len(examples.queries)
     learned = torch.nn.Parameter(torch.zeros(width, width + 1, device=examples.queries.device))
     optimizer = torch.optim.AdamW([learned], lr=RATE, weight_decay=0.0)

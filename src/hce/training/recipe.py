@@ -185,13 +185,13 @@ class Recipe:
 
     @classmethod
     def for_encoder(cls, *, static: bool, documents: int | None = None, **settings: Any) -> Recipe:
-        """Return the measured defaults for a kind of encoder, some settings replaced.
+        """Return what measured best for a kind of encoder, changed by `settings`.
 
         Args:
             static: whether the encoder is a token table. A table's defaults also serve training a companion.
             documents: how many there are. A batch has at most a quarter of them (or of `most_documents`), unless
                 `batch_size` is set.
-            settings: fields of the recipe.
+            settings: fields of the recipe, instead of the defaults.
 
         Raises:
             InputError: an unknown setting or an impossible value.
@@ -201,7 +201,7 @@ class Recipe:
 
     @classmethod
     def paper(cls, *, documents: int | None = None, **settings: Any) -> Recipe:
-        """Return the paper's settings, and our defaults for the others; some replaced.
+        """Return the paper's settings, else our defaults, changed by `settings`.
 
         The arguments are those of `for_encoder`. The batch of 512 is encoded in chunks (`chunk_size`) to save memory.
         The gradients are the same, except for other dropout masks.

@@ -30,7 +30,7 @@ from hce.training.pairs import Batch, PairSource, Sources, batch_count, endless
 from hce.training.recipe import Optimizer, Recipe
 from hce.tree.hierarchy import Hierarchy
 
-TURNS = 8  # the most turns through the pairs in an epoch, if they are few
+TURNS = 8  # if pairs are few, an epoch goes through them at most this often
 
 
 @dataclass
@@ -208,7 +208,7 @@ class Trainer:
             return torch.stack([each.weight * loss.total for each, loss in zip(batches, found, strict=True)]).sum()
 
         loss = self._backward(columns, loss_of)
-        average_gradients(_parameters(self.optimizer))  # `with_averaged_gradient` did that for centroids
+        average_gradients(_parameters(self.optimizer))  # those of centroids are averaged in `with_averaged_gradient`
         values = average_values({"total": float(loss.detach()), **_values(found)}, self.encoder.device)
         moved = [parameter for optimizer in self._rates for parameter in _parameters(optimizer)]
         norms = [parameter.grad.norm() for parameter in moved if parameter.grad is not None]
@@ -290,7 +290,7 @@ def new_optimizer(kind: Optimizer, groups: Iterable[tuple[Iterable[Tensor], floa
     """Build an optimizer of parameter groups, each with its learning rate."""
     given = [{"params": list(parameters), "lr": rate} for parameters, rate in groups]
     if kind == "adamw":
-        # Fused: a token table has many weights and little computation; one pass over them takes a third of the time.
+        # Fused: a token table has many weights and little computation; one fused pass takes a third of the time.
         return torch.optim.AdamW(given, weight_decay=0.0, fused=True)
     return Adafactor(given, relative_step=False, scale_parameter=False)
 

@@ -71,7 +71,7 @@ def train(
     Args:
         corpus: the documents.
         encoder: the encoder to start from; an `Encoder` object may be changed in place.
-        pairs: labeled queries to train on; without any, training is unsupervised.
+        pairs: labeled queries to train on; without these and `generated`, training is unsupervised.
         generated: generated queries to train on too; they are never used to measure.
         dev: labeled queries to measure with; by default some of `pairs`, or pseudo-queries, are held out.
         log: queries that people asked, without answers. Most of their mean vector is subtracted from a transformer's
@@ -125,7 +125,7 @@ class _Training(NamedTuple):
     label_sets: LabelSets
     recipe: Recipe
     tuning: Recipe | None  # how labels fine-tune a transformer before it gets companions; None: they do not
-    run_folder: Path | None  # keeps the state of the run until it is done; None keeps nothing
+    run_folder: Path | None  # keeps the state of the run until training is done; None: nothing is kept
     progress: bool
     on_epoch: Callable[[Epoch], None]  # called with each epoch, except those of a `_part`
 
@@ -177,7 +177,7 @@ class _Training(NamedTuple):
         return self._replace(recipe=recipe, label_sets=label_sets, run_folder=folder, on_epoch=lambda epoch: None)
 
     def _fit(self, given: Encoder) -> TrainResult:
-        """Train an encoder by HCE (Alg. 3), after fitting a table to the corpus."""
+        """Train an encoder by HCE (Alg. 3); a table is first fitted to the corpus."""
         corpus, recipe = self.corpus, self.recipe
         sources, devset = sources_and_devset(corpus, given, self.label_sets, recipe)
         with _at_work(given, recipe):
@@ -252,7 +252,7 @@ def _settled(recipe: Recipe | None, corpus: Corpus, encoder: Encoder, labels: La
 
 
 def _tuning(recipe: Recipe, corpus: Corpus, encoder: Encoder, labels: Labels | None) -> Recipe | None:
-    """Return the recipe to fine-tune a transformer by labels, None if it is not due."""
+    """Return the recipe to fine-tune a transformer by labels; None: no fine-tuning."""
     is_open = recipe.train == "auto" and recipe.mode != "unsupervised" and not encoder.is_table
     if not is_open or labels is None or len(labels.qrels) < LEAST_TO_TUNE:
         return None
