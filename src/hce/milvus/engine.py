@@ -1,8 +1,8 @@
 """Rows of vectors and texts in a Milvus collection, and an engine that searches them.
 
 Milvus is a server (`http://HOST:19530`) or the embedded engine (a path that ends in `.db`); only the address differs.
-The collection's name follows after `#`, by default `hce`. That name is an alias. A collection is filled under another
-name, and readers see it as soon as the alias points to it.
+The collection's name follows after `#`, by default `hce`. That name is an alias. A new collection is filled under a
+name of its own, and readers see the collection as soon as the alias points to it.
 
 Milvus compares a query with every vector (FLAT), so a search is exact, also with filters. But Milvus returns ties in
 any order, and a server's scores differ from the embedded engine's in the last digit. So hce scores candidates again.
@@ -27,13 +27,13 @@ from hce.progress import check_deadline
 from hce.search.engine import SLACK, Found, k_best, search_exactly
 
 NAME = "hce"
-PATIENCE = 15.0  # seconds to wait for a server that is away; `hce serve` answers within 30
+PATIENCE = 15.0  # seconds to wait for a server that is away; `hce serve` must answer within 30
 MOST_FOUND = 16_384  # Milvus's limit of rows in an answer
-REQUEST_BYTES = 16 << 20  # Milvus accepts 64 MB; the rest is left for its encoding
+REQUEST_BYTES = 16 << 20  # Milvus accepts 64 MB; encoding makes a request larger
 MOST_ROWS = 2000  # in one request
 PIECE = 60_000  # bytes of a text in one row; Milvus accepts 65,535
 FEWEST, MOST_DIMENSIONS = 2, 32_768
-PLACE = ("number", "document", "part")  # fields of a row
+PLACE = ("number", "document", "part")  # the integer fields of a row
 FIELDS = (*PLACE, "content")
 TOO_LARGE = re.compile("larger than|exceed|RESOURCE_EXHAUSTED")  # in errors about a request or an answer
 NOT_LOADED = re.compile("released|not ?loaded", re.IGNORECASE)
@@ -83,17 +83,17 @@ class MilvusRow(NamedTuple):
     """A row of a partition."""
 
     number: int
-    document: int  # the number of its document
+    document: int  # the number of its document; in an entry of the log, that of the change; else 0
     part: int  # how many pieces the content has (documents, manifest), or the position of this piece (pieces, log)
     content: str  # a text of at most `PIECE` bytes
-    vector: np.ndarray | None = None  # of shape (n,); None for rows that no search should find
+    vector: np.ndarray | None = None  # of shape (n,); None if no search should find the row, or if no vector was read
 
 
 # ------------------------------------------------------------------------------------------------- the server
 
 
 class Milvus:
-    """A connection to Milvus, which waits up to `PATIENCE` seconds for a server."""
+    """A connection to Milvus; requests wait up to `PATIENCE` seconds for the server."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -109,7 +109,7 @@ class Milvus:
     def ask(self, what: Callable[[Any], Result], *, again: bool = True) -> Result:
         """Call `what` with the client; retry while the server is away, up to `PATIENCE`.
 
-        With `again=False` it is called only once: a server may do the work and then fail before it answers.
+        With `again=False`, `what` is called only once: a server may do the work and then fail before it answers.
         """
         end, pause = time.monotonic() + PATIENCE, 0.1
         while True:
@@ -161,9 +161,9 @@ class Milvus:
         return found
 
     def now(self) -> int:
-        """Return the current timestamp of Milvus; 0 if it has none.
+        """Return Milvus's current timestamp; 0 if Milvus has none.
 
-        pymilvus has only a private function for it. With a pymilvus without that function, this returns 0 too.
+        Only a private function of pymilvus asks for the timestamp. Without that function, the result is 0 too.
         """
         try:
             return int(self.ask(lambda client: client._get_connection().alloc_timestamp(timeout=PATIENCE)))
@@ -171,13 +171,13 @@ class Milvus:
             return 0
 
     def create(self, collection: str, dim: int) -> None:
-        """Make an empty collection for vectors of `dim`; drop an unfinished one first."""
+        """Make an empty collection for vectors of `dim`; drop one of this name first."""
         if not FEWEST <= dim <= MOST_DIMENSIONS:
             raise InputError(f"{self.address}: Milvus keeps vectors of {FEWEST} to {MOST_DIMENSIONS:,} dimensions")
         self.ask(lambda client: _create(client, collection, dim))
 
     def publish(self, collection: str) -> None:
-        """Point the alias to a collection, and drop its previous collection."""
+        """Point the alias to a collection, and drop the one it pointed to before."""
         name, before = self.address.name, self.current()
         if before is None:
             self.call("create_alias", collection, name)
@@ -225,7 +225,7 @@ def _create(client: Any, collection: str, dim: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of pymilvus or grpc, without its technical details."""
+    """Return an error's message, without technical details of pymilvus and grpc."""
     details = getattr(error, "details", None)
     text = str(details()) if callable(details) else str(getattr(error, "message", "") or error)
     return one_line(ValueError(re.sub(r"\[\w+\] Retry [^,]*, ?|message=|<|>", "", text)))
@@ -244,7 +244,7 @@ class Collection:
     def __init__(self, server: Milvus, name: str, dim: int, since: int = 0) -> None:
         self.server, self.name, self.dim, self.since = server, name, dim, since
         self.documents = Partition(self, "documents", 0)
-        self.pieces = Partition(self, "pieces", 1 << 60)  # the rest of contents that do not fit into one row
+        self.pieces = Partition(self, "pieces", 1 << 60)  # the rest of documents that do not fit into one row
         self.passages = Partition(self, "passages", 1 << 61)
         self.files = Partition(self, "files", 1 << 62)
         self.log = Partition(self, "log", 0, -1)
@@ -303,7 +303,7 @@ class Partition:
     def rows_between(
         self, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
     ) -> Iterator[MilvusRow]:
-        """Read rows by number, or by document number, from `first` to `last`."""
+        """Read rows `first` to `last`; with `of_documents`, rows of documents so numbered."""
 
         def condition(start: int, stop: int) -> str:
             if of_documents:
@@ -360,7 +360,7 @@ class Partition:
                     raise GoneOnError(
                         f"{self.collection.server.address}: only {len(of_one)} of {count} documents were found"
                     )
-                keys = [int(hit["number"] if "number" in hit else hit["id"]) for hit in of_one]  # older servers use id
+                keys = [int(hit["number"] if "number" in hit else hit["id"]) for hit in of_one]  # older servers say id
                 numbers[row] = [self.step * (key - self.base) for key in keys]
                 if with_vectors:
                     vectors = np.array([hit["entity"]["vector"] for hit in of_one], np.float32)
@@ -400,7 +400,7 @@ class Partition:
 
 
 class _Text(str):
-    """A string that pymilvus checks in one step; it checks others letter by letter, 1 µs each."""
+    """A string that pymilvus checks in one step; other strings take 1 µs per letter."""
 
     __slots__ = ()
 
@@ -456,7 +456,7 @@ class MilvusEngine:
         return scores_with(self.partition.vectors(numbers), query)
 
     def _best(self, queries: np.ndarray, count: int) -> Found:
-        """Find the best vectors; in blocks of numbers if too many removed ones are found."""
+        """Find the best vectors; search in blocks if Milvus finds too many removed ones."""
         condition, extra = f"number <= {self.partition.key(self.last)}", 0
         while count + extra <= MOST_FOUND:
             try:

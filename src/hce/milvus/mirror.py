@@ -1,7 +1,7 @@
 """Mirror: copies an index to a Milvus collection, where readers on any machine search it.
 
-For Milvus, `hce.index.derived.home_of` returns this module. An index uses its `Mirror`, `is_address`, `open_replica`,
-`trust`, `claim_place` and `withdraw`.
+For Milvus, `hce.index.derived.home_of` returns this module. Of the module, an index uses `Mirror`, `is_address`,
+`open_replica`, `trust`, `claim_place` and `withdraw`.
 
 The store in the folder is authoritative. A small file, the pointer, names the collection and the last change sent, so
 an interrupted transfer continues from there. Only the folder that began a collection writes to it; a copy of the
@@ -70,8 +70,8 @@ MANY = 10_000  # documents; fewer are sent without a progress bar
 
 FORMAT = 1  # of a collection
 FACTS = 1  # number of the log's first row with the manifest
-ENTRY_BITS = 20  # a change of the store may have 2**20 parts in the log
-REMOVED_AT_ONCE = 3000  # numbers in one part, so that it fits into a row
+ENTRY_BITS = 20  # an entry of the log has fewer than 2**20 parts
+REMOVED_AT_ONCE = 3000  # removed documents' numbers in one part of an entry, so that the part fits into a row
 FILE_PIECE = 45_000  # bytes of a file in one row; base64 makes them a third longer
 
 Searched = TypeVar("Searched", Engine, PassageEngine)
@@ -105,7 +105,7 @@ class Pointer:
 
     @classmethod
     def of(cls, index_folder: Path) -> Pointer | None:
-        """Read an index's pointer; None for a copied folder, which has the original's."""
+        """Read the pointer that this folder wrote; None if it has none, or only a copy."""
         pointer = cls.read(index_folder)
         return pointer if pointer is not None and pointer.store == _inode(index_folder) else None
 
@@ -149,7 +149,7 @@ class Mirror:
             self._server.close()
 
     def at(self, reader: Reader) -> Collection | None:
-        """Return the collection as of `reader`; None if the collection is already later."""
+        """Return the collection at `reader`'s moment; None if it is already later."""
         moment = reader.moment()
         with self._lock:
             if self._known is None or self._known[1] < moment.change:
@@ -191,7 +191,7 @@ class Mirror:
                 raise FormatError(f"{self.index_folder}: its collection lacks documents; {advice}")
 
     def _at_pointer(self, reader: Reader) -> tuple[Collection, int] | None:
-        """Return the pointer's collection and change, if complete and as in the manifest."""
+        """Return the pointer's collection and change, if it is complete and `fits`."""
         pointer, manifest = Pointer.read(self.index_folder), Manifest.read(self.index_folder, reader)
         if pointer is None or not pointer.is_whole or not pointer.fits(manifest):
             return None
@@ -245,7 +245,7 @@ class Mirror:
     def _known_moment(
         self, server: Milvus, manifest: Manifest, pointer: Pointer | None, reader: Reader
     ) -> Moment | None:
-        """Return the last moment in the collection; None if it cannot be continued."""
+        """Return the last moment sent; None if the collection cannot be continued."""
         if pointer is None or not pointer.fits(manifest):
             return None
         name = pointer.collection
@@ -271,7 +271,7 @@ class Mirror:
         return pointer
 
     def _put_documents(self, collection: Collection, reader: Reader, pointer: Pointer, again: bool) -> Pointer:
-        """Send documents numbered above `pointer.last`; update the pointer each batch."""
+        """Send documents above `pointer.last`; write the pointer after each batch."""
         entries = reader.entries(pointer.last)
         left = reader.count_after(pointer.last)
         with progress_bar("sending to Milvus", left, "documents", show=left >= MANY) as advance:
@@ -354,7 +354,7 @@ def passage_rows(reader: Reader, entries: list[Entry]) -> Iterator[MilvusRow]:
 
 
 def file_rows(folder: Path) -> tuple[dict[str, list[Any]], Iterator[MilvusRow]]:
-    """Return the files by name: [size, SHA-256, first row, last row]; and all rows."""
+    """Return each file's [size, SHA-256, first row, last row] by name, and all rows."""
     files: dict[str, list[Any]] = {}
     number = 1
     for name, found in check_tree(folder, folder.parent).items():
@@ -406,7 +406,7 @@ def claim_place(at: str, index_folder: Path, *, named_by_user: bool) -> None:
 
 
 def withdraw(at: str, index_folder: Path) -> None:
-    """Drop an index's collection at an address that it no longer uses."""
+    """Drop an index's collection at an address that the index no longer uses."""
     pointer = Pointer.of(index_folder)
     if pointer is not None:  # None for a copy: the collection is the original's
         try:

@@ -61,7 +61,7 @@ def read_facts(collection: Collection) -> tuple[Manifest, dict[str, list[Any]]]:
 
 
 def read_log(collection: Collection, after: int) -> tuple[Moment | None, set[int]]:
-    """Return the log's last moment after a change, if any, and the removals since."""
+    """Return the log's last moment, if it is after a change, and the removals since."""
     moment: Moment | None = None
     removed: set[int] = set()
     unsure: list[int] = []  # removals of an entry whose last part was not read yet
@@ -92,13 +92,13 @@ def read_documents(collection: Collection, first: int, last: int) -> dict[int, D
 def read_extents(
     collection: Collection, first: int, last: int, documents: Mapping[int, Document]
 ) -> dict[int, tuple[int, Passage]]:
-    """Read passages by number: the number of each one's document, and its extent."""
+    """Return each passage's document number and extent, by the passage's number."""
     rows = collection.passages.rows_between(first, last, of_documents=True)
     return {row.number: (row.document, Passage(*json.loads(row.content))) for row in rows if row.document in documents}
 
 
 def fetch_files(collection: Collection, files: dict[str, list[Any]], folder: Path) -> None:
-    """Copy files into a new folder; FormatError if one is damaged or outside it."""
+    """Copy files into a new folder; FormatError if one is damaged or leads outside."""
     address = collection.server.address
     folder.mkdir()
     for name, (size, known, first, last) in files.items():
@@ -161,14 +161,14 @@ class ReplicaStore(Store):
         super().__init__(folder, dim)
         self.server = server
         self.collection = Collection(server, "", dim)  # replaced when the index is rebuilt
-        self.has = has  # fingerprint of the encoder at hand, which need not be copied
+        self.has = has  # fingerprint of the encoder that the caller has, if any: it need not be copied
         self._lock = RLock()
         self._refreshed = 0.0  # time of the last update
         self._fills = 0  # number of full copies
 
     @classmethod
     def open(cls, server: Milvus, folder: Path, has: str | None) -> ReplicaStore:
-        """Copy a collection into an empty folder; fail if `has` is another encoder's."""
+        """Copy a collection into an empty folder; fail if its encoder is not `has`."""
         collection = _current(server)
         manifest, files = read_facts(collection)
         if has is not None and manifest.fingerprint != has:

@@ -44,15 +44,15 @@ PRODUCTS_AT_ONCE = 1 << 22  # floats: 16 MB
 LARGEST = 2.0  # a node above the leaves may have up to this many times the mean number of documents
 EVENING_ROUNDS = 10  # per level
 SHORTEST = 1e-6  # a shorter sum of vectors has no direction
-# For the progress bar: the expected rounds of k-means over all vectors, and how many later rounds the first one costs.
-# A million vectors, b = 8: 8 rounds, the first as long as 1.5 later ones. Five million, b = 256: 4 rounds, and 3.
+# For the progress bar: the expected time, in later rounds of k-means over all vectors, and the first round's time.
+# A million vectors, b = 8: 8 rounds, the first as long as 1.5 later ones. Five million, b = 256: 4, the first like 3.
 EXPECTED_ROUNDS, FIRST_ROUND = 10, 3
 
 
 class Level(NamedTuple):
-    """The nodes of one level: each node's parent in the level above, (nodes,), and their centroids, (nodes, n).
+    """The nodes of one level, siblings adjacent: the parent and the centroid of each.
 
-    Nodes of one parent are adjacent; centroids are unit rows, float32.
+    `parent` holds nodes of the level above, (nodes,). `centroids` holds unit rows, (nodes, n), float32.
     """
 
     parent: np.ndarray
@@ -82,7 +82,7 @@ class Hierarchy:
     Attributes:
         levels: parents and centroids of levels 1 … L−1; `levels[t - 1]` is level t.
         document_parent: each document's node in the last inner level, of shape (N,), int64; all 0 if L = 1.
-        mean_cosines: for each inner level, the mean cosine of its members to their centroid when the tree was grown.
+        mean_cosines: for each inner level, the mean cosine of children to their parent's centroid when the tree grew.
         facts: how the tree was grown (branching, method, seed), for manifests.
         names: the nodes' names, from `hce.tree.names.name_nodes`; None without names.
     """
@@ -117,9 +117,9 @@ class Hierarchy:
     ) -> Hierarchy:
         """Grow the tree of `vectors`, bottom-up by the paper's Alg. 1.
 
-        By default three things differ from the paper. k-means starts from k documents, not random assignments. With
-        many documents, k-means is approximate. Above the leaves, nodes with many documents give away some.
-        `mode="exact", init="random"` is the paper's way.
+        By default the clustering differs from the paper's in three ways. k-means starts from k documents, not random
+        assignments. With many documents, k-means is approximate. Above the leaves, nodes with too many documents
+        give children to near nodes. `mode="exact", init="random"` is the paper's way.
 
         >>> around = np.linspace(0, 2 * np.pi, 64, endpoint=False)
         >>> tree = Hierarchy.build(np.stack([np.cos(around), np.sin(around)], axis=1).astype(np.float32), branching=4)
@@ -129,7 +129,7 @@ class Hierarchy:
         0
 
         Args:
-            vectors: unit rows of shape (N, n), float32, a memory map included.
+            vectors: unit rows of shape (N, n), float32; they may be a memory map.
             branching: expected number of children b, or "auto": the smallest b that needs no more than `depth` levels.
             depth: for "auto", the largest L, which counts the documents' level; ignored if `branching` is given.
             seed: same seed, same tree.
@@ -288,7 +288,7 @@ class Hierarchy:
             nodes: the parents of the children that each vector chooses from, of shape (B, any number); −1 is none.
             vectors: of shape (B, n).
             count: how many children each vector chooses.
-            document_vectors: those of all documents, of shape (N, n); needed if the children are documents.
+            document_vectors: the vectors of all documents, of shape (N, n); needed if the children are documents.
 
         Returns:
             Children of shape (B, count), int64, the closest first; ties go to the first; −1 where there are no more.
@@ -328,7 +328,7 @@ class Hierarchy:
         return summaries
 
     def name(self, level: int, node: int) -> list[str]:
-        """Return the words of a node's name; [] for the root, or without any names."""
+        """Return the words of a node's name; [] for the root, or if no node has one."""
         return self.names[level - 1][node] if level and self.names else []
 
     def node_count(self, level: int) -> int:
@@ -385,7 +385,7 @@ class Hierarchy:
 
     @classmethod
     def load(cls, folder: str | Path) -> Hierarchy:
-        """Read a tree that `save` wrote, without `numbers`.
+        """Read a tree that `save` wrote; leave out its `numbers`.
 
         Raises:
             FormatError: the tree is missing, damaged, or from a newer version.
@@ -433,7 +433,7 @@ class Hierarchy:
         return [_grouped(self._parent(level + 1), self.node_count(level)) for level in range(self.depth)]
 
     def _documents_by_node(self, level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return documents sorted by node, nodes' starts, documents' ranks, their nodes."""
+        """Return documents by node, each node's start, each document's rank and its node."""
         if level not in self._by_node:
             node = self.nodes_at(level)
             order, start = _grouped(node, self.node_count(level))
@@ -536,7 +536,7 @@ def evened(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Move nodes out of clusters with over `LARGEST` times the mean document count.
 
-    `nodes` are unit rows; `sizes` counts their documents. Return the new `parent` of each, and the new `centroids`.
+    `nodes` are unit rows; `sizes` counts their documents. Return each node's new `parent`, and the new `centroids`.
     """
     most = LARGEST * sizes.sum() / len(centroids)
     for _ in range(EVENING_ROUNDS):
@@ -567,7 +567,7 @@ def _with_room(cosines: np.ndarray, sizes: np.ndarray, parent: np.ndarray, most:
 
 
 def _means(nodes: np.ndarray, parent: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Return the unit mean of each cluster's nodes, or its centroid if the mean is 0."""
+    """Return each cluster's mean as a unit row, or its old centroid if the mean is 0."""
     sums = np.zeros(centroids.shape)
     np.add.at(sums, parent, nodes)
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # Scores closer than this are ties, which move no row. Float32 noise of a 384-term dot product is near 1e-7.
 TIE = 5e-7
-# Rows of up to this many bytes are held as one unit float32 copy; larger ones are read from the input each time.
+# Rows of up to this many bytes in all are held as one unit float32 copy; more are read from the input each time.
 HOLD_BYTES = 512 * 2**20
 # Products are computed in blocks of this many bytes, one per worker, to stay in the processor's cache.
 _BLOCK_BYTES = 16 * 2**20
@@ -63,8 +63,8 @@ def spherical_kmeans(
     seed: int = 0,
     mode: KMeansMode = "auto",
     init: Init = "points",
-    max_rounds: int = 256,  # the paper saw fewer
-    device: torch.device | str | None = None,  # of the products; by default the tensor's, or the CPU for an array
+    max_rounds: int = 256,  # the paper's runs took fewer
+    device: torch.device | str | None = None,  # where products are computed; by default the tensor's device, or the CPU
     on_round: Report = lambda number, mean_cosine: None,  # called after each round
 ) -> KMeansResult:
     """Cluster the directions of `vectors` into k non-empty clusters.
@@ -87,7 +87,7 @@ def spherical_kmeans(
     rows = unit_rows(array, torch.device(device or "cpu"))
     rng = np.random.default_rng(seed)
     if mode == "fast" or (mode == "auto" and _fast_pays(len(rows), k)):
-        from hce.tree.kmeans_fast import fast_kmeans  # imports this module's shared steps
+        from hce.tree.kmeans_fast import fast_kmeans  # here, because it imports this module
 
         result = KMeansResult(*fast_kmeans(rows, k, rng, max_rounds, on_round))
     else:
@@ -194,7 +194,7 @@ class Rows:
         return chunk_ranges(len(self), max(width, self.shape[1]))
 
     def _scattered(self, index: np.ndarray) -> np.ndarray:
-        """Return scattered rows of the source, few at a time to map little memory."""
+        """Return scattered rows of the source, a few at a time to map little memory."""
         found = np.empty((len(index), self.shape[1]), dtype=np.float32)
         for start in range(0, len(index), _SCATTERED):
             found[start : start + _SCATTERED] = self._read(index[start : start + _SCATTERED])
@@ -248,8 +248,8 @@ def chunk_ranges(count: int, width: int) -> list[tuple[int, int]]:
 def run_all(task: Callable[[T], R], items: Sequence[T], device: torch.device) -> list[R]:
     """Run the task on every item, in order; several processes each run a share.
 
-    On the CPU each task runs in its own thread, single-threaded. For many small products this is faster than threads
-    inside each product, which wait for one another every time.
+    On the CPU, tasks run side by side in threads, and each product uses one thread. For many small products this is
+    faster than several threads in each product, which wait for one another every time.
     """
 
     def run_own(own: Sequence[T]) -> list[R]:
@@ -354,9 +354,9 @@ def normalized(sums: np.ndarray, rows: Rows, assignment: np.ndarray) -> np.ndarr
 def fill_empty(rows: Rows, centroids: np.ndarray, assignment: np.ndarray, best: np.ndarray) -> None:
     """Give every empty cluster a member, in place; no row's score falls.
 
-    The empty cluster's centroid becomes the worst-fitting row of a cluster of two or more, and every row nearer to it
-    joins. That may empty another cluster, so the step repeats. The repeats end, because each one raises the total
-    score, or splits duplicates and empties nothing.
+    The empty cluster's centroid becomes the worst-fitting row of a cluster of two or more. Every row nearer to this row
+    than to its own centroid joins. That may empty another cluster, so the step repeats. The repeats end, because each
+    one raises the total score, or splits duplicates and empties nothing.
     """
     k = len(centroids)
     while (empty := np.flatnonzero(np.bincount(assignment, minlength=k) == 0)).size:
@@ -375,7 +375,7 @@ def fill_empty(rows: Rows, centroids: np.ndarray, assignment: np.ndarray, best: 
 
 
 def spare_rows(assignment: np.ndarray, best: np.ndarray, k: int, count: int) -> np.ndarray:
-    """Return the `count` lowest-scoring rows that leave no cluster empty."""
+    """Return the `count` lowest-scoring rows that can leave with no cluster emptied."""
     sizes = np.bincount(assignment, minlength=k)
     order = np.lexsort((best, assignment))  # cluster by cluster, worst first
     first = np.cumsum(sizes) - sizes

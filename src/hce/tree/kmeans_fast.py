@@ -48,7 +48,7 @@ _LITTLE, _LITTLE_BY_HEADS = 1e-2, 1.5e-2  # stop when a round closes less than t
 _MIN_GAIN = 1e-5  # a single move must raise the summed cosine by this much, far above float noise
 _MAX_WISHES = 2**17  # single moves tried in a round, at most: their rows are held in memory
 
-_WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # dimensions that a head may have
+_WIDTHS = (32, 48, 64, 96, 128, 192, 256)  # numbers of coordinates that a head may have
 _ENOUGH = 0.94  # share of the squared lengths that heads must hold; below it, all dimensions choose
 _TAILS_AGREE = 0.5  # guessed cosine between a row's and a near centroid's parts outside their heads
 _SAMPLE = 4096  # rows that give the directions of heads
@@ -143,7 +143,7 @@ class _Heads:
             self._held = np.concatenate(run_all(lambda limits: self.span(*limits), rows.chunks(0), rows.device))
 
     def of(self, block: np.ndarray) -> np.ndarray:
-        """Return the heads of unit rows, (rows, width + 1); no tail is too short."""
+        """Return the heads of unit rows, (rows, width + 1); every tail is above 0."""
         head = scores(block, self._basis, self.device)
         tail = np.sqrt(np.maximum(1 - np.einsum("ij,ij->i", head, head), 0) + _NOISE)
         return np.column_stack([head, tail])
@@ -157,7 +157,7 @@ class _Heads:
         return self.of(block) if self._held is None else self._held.take(index, axis=0)
 
     def as_rows(self) -> Rows | None:
-        """Return the heads as unit rows of shape (N, width), if they are held."""
+        """Return heads without tails, as unit rows (N, width), if heads are held."""
         return None if self._held is None else Rows(as_unit_rows(self._held[:, : self.width]), self.device)
 
     def seen(self, centroids: np.ndarray) -> np.ndarray:
@@ -283,7 +283,7 @@ def _best_moves(
     seen: np.ndarray,
     device: torch.device,
 ) -> tuple[np.ndarray, ...]:
-    """Find each row's best other cluster, the net gain, and whether it is nearer.
+    """Find each row's best other cluster, the gain, and if that cluster is nearer.
 
     Products of `looks` (rows) and `seen` (centroids) choose the cluster; products in all dimensions measure the gain.
     """

@@ -40,7 +40,7 @@ class Cells(NamedTuple):
     """The parts of the plane that belong to sites."""
 
     vertices: np.ndarray  # corners, of shape (V, 2)
-    polygons: list[np.ndarray]  # for each site the corners of its cell, in order
+    polygons: list[np.ndarray]  # for each site its cell's corners, in order, as rows of `vertices`
     neighbors: np.ndarray  # points across each cell's borders, (S, most borders, 2), padded with the site itself
 
 
@@ -132,7 +132,7 @@ def place_documents(
 
 
 def place_beside(vectors: np.ndarray, there: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return places for `vectors`, (B, n), near the nearest of `there`, (m, n)."""
+    """Return a place for each vector, (B, n), near its nearest in `there`, (m, n)."""
     cosines = vectors @ there.T
     nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :BESIDE]
     weights = np.exp(10 * np.take_along_axis(cosines, nearest, axis=1))
@@ -188,7 +188,7 @@ class _Borders(NamedTuple):
     sites: np.ndarray  # of shape (S, 2)
     toward: np.ndarray  # from a site to the points across its borders, of shape (S, borders, 2)
     half: np.ndarray  # half of the squared lengths of `toward`, of shape (S, borders)
-    nearest: np.ndarray  # the distance from each site to the nearest of those points, of shape (S,)
+    nearest: np.ndarray  # the distance from each site to the nearest point across a border, of shape (S,)
 
     @classmethod
     def of(cls, sites: np.ndarray, neighbors: np.ndarray) -> _Borders:

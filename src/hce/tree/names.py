@@ -158,9 +158,9 @@ def _singular(word: str) -> str:
 
 
 def nested(hierarchy: Hierarchy, ids: Sequence[str | None] | None = None) -> dict[str, Any]:
-    """Return the tree as nested mappings, with the ids of documents if given.
+    """Return the tree as nested mappings; documents are their `ids`, or positions.
 
-    Documents whose id is None are deleted and skipped, but sizes still count them.
+    An id of None marks a deleted document, which is left out. But sizes still count it.
     """
 
     def node_at(level: int, node: int) -> dict[str, Any]:

@@ -45,8 +45,8 @@ INPUTS = 2048  # texts to encode
 EMBEDDINGS = "/v1/embeddings"
 # Limits of a document in a list, in characters.
 TITLE_SHOWN = 1_000
-METADATA_SHOWN = 2_000_000  # of JSON in k hits together; each hit may have 1/k of them,
-METADATA_OF_EACH = 2_000  # or this many, if that is more
+METADATA_SHOWN = 2_000_000  # of JSON in all k hits; each hit may have 1/k of these characters,
+METADATA_OF_EACH = 2_000  # or this many, if 1/k is fewer
 # Queue lengths, and the number of texts encoded between two checks of the deadline.
 SEARCHES_WAITING = 256
 WRITES_WAITING = 16
@@ -69,7 +69,7 @@ class ServedIndex:
         self.queries = QueryBatcher(encode, SEARCHES_WAITING)
         self.searches = Lane(max(2, os.cpu_count() or 2), SEARCHES_WAITING)  # more threads than cores only compete
         self.writes = Lane(1, WRITES_WAITING)  # the store accepts one write at a time
-        self.embeddings = Lane(1, WRITES_WAITING)  # requests of other systems
+        self.embeddings = Lane(1, WRITES_WAITING)  # for other programs, at `EMBEDDINGS`
         self.looks = Lane(4, SEARCHES_WAITING)  # everything else
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ def answer(value: Any) -> Response:
 async def rendered(lane: Lane, work: Callable[..., Any], *arguments: Any, **named: Any) -> Response:
     """Compute an answer and render its JSON, both in a thread of a lane.
 
-    If the event loop rendered them one by one, finished answers would wait in memory without a limit.
+    If the event loop rendered answers one by one, computed ones would wait in memory without a limit.
     """
     return await lane.run(lambda: answer(work(*arguments, **named)))
 
@@ -194,7 +194,7 @@ class Shown:
         from_tokens: the part of the score from token vectors.
         matched: the query's words in the document, in any form.
         before: the rank by the untrained encoder, with `compare`.
-        folded: ids of near-equal documents with a lower rank, left out with `unique`.
+        folded: with `unique`, the ids of near-equal documents of lower rank, which the list leaves out.
         path: the nodes of the tree above the document, from the top.
         cut: "title" if it was shortened, "metadata" if it was too long and left out; /api/documents/ID has all.
     """
@@ -246,7 +246,7 @@ class SearchAnswer:
     Attributes:
         milliseconds: the time of the search, without encoding the query.
         facets: for each requested field, its most frequent values in the documents that match the conditions.
-        good_match: whether the first hit is a good match; false if no document is, null if unknown.
+        good_match: whether the first hit is a good match; if false, no document is one; null if unknown.
     """
 
     query: str

@@ -84,7 +84,7 @@ def create_app(index: Index, rules: Rules | None = None, *, metrics: bool = True
         if request.url.path != api.EMBEDDINGS:
             return Json({"error": sentence}, status, headers)
         if status == 422:
-            status = 400  # OpenAI's clients expect it
+            status = 400  # the status that OpenAI's clients expect
             sentence = NOT_TOKENS if sentence.startswith("input.") else sentence
         kind = "invalid_request_error" if status < 500 else "server_error"
         return Json({"error": {"message": sentence, "type": kind, "param": None, "code": None}}, status, headers)
@@ -156,7 +156,7 @@ class Server(uvicorn.Server):
 
 
 def _add_mcp(app: FastAPI, site: ServedIndex) -> AbstractAsyncContextManager[None]:
-    """Serve MCP at /mcp; return the context to run it in, empty without the package."""
+    """Serve MCP at /mcp; return the context to run in, empty if mcp is missing."""
     try:
         from hce.web.mcp import PATH, Tools, over_http
     except MissingPackageError as error:

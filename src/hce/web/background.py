@@ -45,7 +45,7 @@ class BusyError(Exception):
 class Lane:
     """Runs work in at most `threads` threads, with at most `waiting` calls in the queue.
 
-    A canceled call leaves the queue. Running work keeps its thread until it ends or checks its deadline.
+    A canceled call leaves the queue. Running work keeps its thread until it ends, or finds that its deadline is over.
     """
 
     def __init__(self, threads: int, waiting: int) -> None:
@@ -121,7 +121,7 @@ class QueryLearner:
         """Encode queries as the index does, and add them to the mean."""
         carried = self._state.present_encoder()
         vectors, encoder = self._state.encode_queries(texts), carried.encoder()
-        if carried is not self._state.for_queries:  # the encoder was replaced meanwhile: skip these
+        if carried is not self._state.for_queries:  # the encoder was replaced meanwhile: learn nothing from these
             return vectors
         with self._lock:
             if encoder is not self._encoder:  # after a reindexing

@@ -177,7 +177,7 @@ class MapPlaces:
 def regions(site: Served) -> MapAnswer:
     """Return the regions of the map.
 
-    The first request, also after a rebuild, starts to draw the map in the background.
+    The first request, and the first after a rebuild, starts to draw the map in the background.
     """
     drawing, readiness = site.map, site.map.readiness()
     if readiness.state != "ready":
@@ -211,7 +211,7 @@ def regions(site: Served) -> MapAnswer:
 def points(site: Served) -> Response:
     """Return the points of the map as bytes.
 
-    First come all document numbers (uint32), then all x and y (uint16 pairs), then the node of each (uint16).
+    First come all document numbers (uint32), then all x and y (uint16 pairs), then each document's node (uint16).
     """
     site.map.readiness()  # starts to draw the map if needed
     with site.index.state.reading() as reader:

@@ -1,4 +1,4 @@
-"""A client of a running `hce serve`, which returns the same hits as a search of its index."""
+"""A client of a running `hce serve`; finds the same hits as a search of the index."""
 
 from __future__ import annotations
 

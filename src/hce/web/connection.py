@@ -4,9 +4,9 @@ uvicorn's own limits are not enough: `limit_concurrency` also counts idle connec
 after the first answer. With only those limits, 600 silent connections locked everyone else out. Sixty clients that did
 not read a 5 MB answer were never dropped (docs/LOG.md, "A server that a stranger keeps busy").
 
-Here, a new connection over the limit replaces the connection that has been idle longest. If the new connection's
-address has too many, it replaces one of that address. A connection with an active request is never replaced; if all are
-active, the answer is 503.
+Here, a new connection over the limit replaces the connection that has been idle longest. If the client's address has
+too many connections, the new one replaces one of these. A connection with an active request is never replaced; if all
+are active, the answer is 503.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class HttpConnection(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that is not valid HTTP, in uvicorn's error handler."""
+        """Refuse a request that is not valid HTTP; uvicorn's error handler calls this."""
         if getattr(sys.exc_info()[1], "error_status_hint", 400) == 431:
             self._refuse(Refusal(431, f"the head of a request can hold {HEAD_BYTES // 1024} KB at most"))
         else:
