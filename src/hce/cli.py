@@ -71,7 +71,7 @@ COMMANDS = (
     *(demo, train, report, tree, index, add, remove, search, status, serve, mcp, export, push, rebuild, reindex, check),
     evaluate,
 )
-for command in COMMANDS:  # in the order of `hce --help`, where an underscore in a name becomes a hyphen
+for command in COMMANDS:  # in the order of `hce --help`
     app.command()(command)
 
 
@@ -100,7 +100,7 @@ def main() -> None:
 def _prepare_streams() -> None:
     """Make output writable in every environment, and show log lines."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the caller closed it
+        if getattr(sys, name) is None:  # the caller closed this stream
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

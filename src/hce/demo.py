@@ -54,7 +54,7 @@ LEGEND = """untrained and hce search by vectors, bm25 by words, the others by bo
 hybrid: BM25 and the untrained encoder. served: `hce index` without training.
 no-tree-hybrid: trained without the tree. hce-hybrid: `hce train`, then `hce index`."""
 SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib2to3", "idlelib", "turtledemo"}
-SHORTEST_QUERY, SHORTEST_DOCUMENT = 3, 15  # words; shorter docstrings are skipped
+SHORTEST_QUERY, SHORTEST_DOCUMENT = 3, 15  # words; a docstring with a shorter summary or rest is skipped
 
 Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -67,7 +67,7 @@ class WordSearcher:
         self.words.add(enumerate(corpus.texts()))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Scored]]:
-        """Find the k best documents with a word of each query, best first."""
+        """Find each query's k best documents among those that share a word with it."""
         found = (self.words.search(query, k) for query in queries)
         return [[Scored(self.ids[n], float(score)) for n, score in zip(*each[:2], strict=True)] for each in found]
 
@@ -95,7 +95,7 @@ def show(out: Console, err: Console, encoder_spec: str, seed: int, folder: Path)
     out.print(f"p: could the difference to {PRODUCT} be chance? (paired randomization test, Holm's correction)")
     out.print(LEGEND)
 
-    # For searching, index the full docstrings with their names as titles; training never sees these.
+    # For searching, index the full docstrings with their names as titles; training saw no summary and no name.
     summaries = {doc_id: dataset.queries[query].text for query, found in dataset.qrels.items() for doc_id in found}
     full = (Document(each.id, f"{summaries[each.id]}\n\n{each.text}", title=each.id) for each in dataset.corpus)
     corpus = Corpus.from_documents(full, name=dataset.corpus.name)
@@ -210,7 +210,7 @@ def _docstrings(library: Path) -> Iterator[tuple[str, str]]:
 def _file_docstrings(path: Path, module: str) -> Iterator[tuple[str, str]]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the library has old escapes in some strings
+            warnings.simplefilter("ignore")  # some of the library's strings have deprecated escapes
             stack: list[tuple[str, Definition]] = [(module, ast.parse(path.read_bytes()))]
     except (SyntaxError, ValueError):  # the library has broken files on purpose, for its own tests
         return

@@ -7,7 +7,7 @@ folder that passed `check_tree`. transformers and sentence-transformers open any
 `tokenizer_file`, so call `require_inside` on a model's folder first. Delete with `delete_file` or `delete_folder`.
 
 A file or folder is written under a temporary name next to its final one, flushed to disk, then renamed. The writer
-locks it meanwhile. The next write of the same name deletes temporary files without a lock: their writer was killed.
+locks it meanwhile. The next write of the same name deletes temporary files that no process locks, left by a kill.
 Unfinished work stays next to its output with the run's identity, so only the same run can continue it.
 
 CRC-32 finds any single flipped bit and any burst of up to 32 bits, and misses other damage once in four billion times.
@@ -148,7 +148,7 @@ def checked_fields(kind: type[T], values: Any, *, may_be_nan: Collection[str] = 
             raise FormatError(f"{name!r} has a wrong value: {reprlib.repr(values[name])}")
     try:
         return kind(**{name: values[name] for name in hints})
-    except TypeError as error:  # its message names the missing fields
+    except TypeError as error:  # the error's message names the missing fields
         raise FormatError(one_line(error)) from error
 
 
@@ -364,7 +364,7 @@ def _strange(folder: Path) -> str | None:
 
 
 def delete_whole(path: Path) -> None:
-    """Delete a folder; after a kill it is complete, or hidden as a leftover."""
+    """Delete a folder; if killed midway, leave it complete, or hidden as a leftover."""
     with suppress(OSError):
         path.replace(_hidden(path))
         sync_folder(path.parent)
@@ -378,7 +378,7 @@ def delete_leftovers(folder: Path, of: str | None = None, within: Path | None = 
 
 
 def delete_stale(leftovers: Iterable[Path]) -> None:
-    """Delete this user's files and folders that no living process locks."""
+    """Delete each of these paths that is this user's and that no process locks."""
     for path in leftovers if fcntl else ():
         with suppress(OSError):  # locked, another user's, or deleted meanwhile
             lock = os.open(path, os.O_RDONLY | NO_LINK)
@@ -513,7 +513,7 @@ def unfinished(output: str | Path) -> Path:
 
 
 def other_identity(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """Return the first name whose value differs, or None."""
+    """Return the first name in `wanted` whose value differs in `found`, or None."""
     return next((name for name in wanted if found.get(name) != wanted[name]), None)
 
 
@@ -568,7 +568,7 @@ def _made_and_locked(make: Callable[[], Path]) -> tuple[Path, int]:
             return path, -1
         with suppress(FileNotFoundError):  # `delete_stale` locked the path first, and deleted it: make another
             lock = os.open(path, os.O_RDONLY)
-            with suppress(OSError):  # no locks here: `delete_stale` cannot lock it either, so it deletes nothing
+            with suppress(OSError):  # no locks here; then `delete_stale` cannot lock the path, and leaves it
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.lexists(path):
                 return path, lock
@@ -577,7 +577,7 @@ def _made_and_locked(make: Callable[[], Path]) -> tuple[Path, int]:
 
 @contextmanager
 def held_alone(folder: Path, refusal: str) -> Iterator[None]:
-    """Lock a folder for this process, or raise InputError with this message."""
+    """Lock a folder in this block; if another process holds it, raise InputError."""
     if fcntl is None:
         yield
         return

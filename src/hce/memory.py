@@ -1,6 +1,6 @@
 """Check the user's memory limit against an estimate before the work.
 
-The estimate is the memory of the process so far plus what grows with the documents, from measurements (docs/LOG.md,
+The estimate is the peak memory of the process so far plus what grows with the documents, as measured (docs/LOG.md,
 "All commands at a million"; lab: `large_corpus`). Pages of mapped files do not count: the system can reclaim them.
 """
 
@@ -17,7 +17,7 @@ from hce.files import HELD
 MiB = 1 << 20
 CODED = 4  # dimensions per byte of a vector's code
 
-ARENAS = 2  # of glibc's malloc; the default is 8 for each core
+ARENAS = 2  # separate heaps of glibc's malloc; the default is 8 for each core
 M_ARENA_MAX = -8
 
 

@@ -40,7 +40,7 @@ from hce.files import other_identity, writing_to
 T = TypeVar("T")
 R = TypeVar("R")
 ARRAY, JSON = "array", "json"  # keys of a message
-TIMEOUT = timedelta(minutes=30)  # torch's default; some work between two exchanges is done by one process alone
+TIMEOUT = timedelta(minutes=30)  # long, because some work is done by one process while the others wait
 HEARING = 4.0  # seconds to wait until all processes have read why one stopped
 GRACE = 1.0  # seconds for the others to fail with the same error on their own
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -102,7 +102,7 @@ def require_shared(folder: Path) -> None:
 def gather(rows: Tensor) -> Tensor:
     """Gather the rows of all processes: (B, …) of each → (G, …), G = B · processes.
 
-    Backward sums every process's gradient of our own rows.
+    The backward pass gives our own rows the sum of their gradients in all processes.
     """
     if process_count() == 1:
         return rows
@@ -328,7 +328,7 @@ class _Others:
             self._store.add("heard", 1)
             time.sleep(GRACE)
             dist.destroy_process_group()  # the others' collectives then fail, and they read the reason
-            while self._store.add("heard", 0) < self._count:  # the store may end when this process ends
+            while self._store.add("heard", 0) < self._count:  # wait, because the store may end with this process
                 time.sleep(SECONDS_BETWEEN_LOOKS)
 
         _within(HEARING, note)

@@ -4,7 +4,7 @@ A terminal shows a bar with rate and time left. Other outputs get a line after t
 deep in the call stack, such as building an engine, shows its progress inside `bars_shown`.
 
 Python cannot stop a thread from outside. So the caller sets a deadline around the work, and the loops of that work call
-`check_deadline`. It raises when the time is over or the work was canceled.
+`check_deadline`, which raises an error when the time is over or the work was canceled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def bars_shown(show: bool = True) -> Iterator[None]:
 def progress_bar(description: str, total: int | None, unit: str, *, show: bool | None = None) -> Iterator[Advance]:
     """Yield a function to call with the number of items just done.
 
-    `total` may be None or an estimate; the count shown stops at it. `show=None` shows a bar only inside `bars_shown`.
+    `total` may be None or an estimate; the count stops at `total`. `show=None` shows a bar only inside `bars_shown`.
     """
     if not (_shown.get() if show is None else show):
         yield lambda count: None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Control characters, marks that change the direction of text, and lone surrogates. Python uses lone surrogates for
 # bytes of file names that are not Unicode, and no stream can write them.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # as accelerate reads them
+WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # accelerate reads all these
 LARGEST_SEED = 2**32 - 1  # scikit-learn's limit
 
 
@@ -262,7 +262,7 @@ def settled_encoder(name: str, corpus: Corpus, work: Work, option: str) -> str:
     """Resolve an encoder's name; print what the other bundled encoder would cost.
 
     Raises:
-        InputError: `auto` with several processes: their machines could choose different encoders.
+        InputError: `auto` with several processes, whose machines could choose different encoders.
     """
     from hce.encoding.bundled import AUTO, BUNDLED, chosen_encoder
 

@@ -42,8 +42,8 @@ MODE = "search mode: hybrid, dense or words; default: hybrid for an index, dense
 class InMode:
     """Searches an index in one mode, for `evaluate`.
 
-    `rerank` is a cross-encoder, and the number of first hits that it reads; the others keep their order behind these.
-    `Index.search` cannot do this: there the cross-encoder reads at least all hits that are returned.
+    `rerank` is a cross-encoder, and how many of the first hits it reads; the other hits follow in their old order.
+    In `Index.search`, by contrast, a cross-encoder reads at least every hit that is returned.
     """
 
     index: Index

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hce.index.check import Checkup, Finding
 
 NOT_MADE = "no index was made; run the same command again to continue with the vectors encoded so far"
-SHOWN = 10  # findings of one part and state
+SHOWN = 10  # findings to show for each part and state
 
 
 @common.with_reading

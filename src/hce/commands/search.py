@@ -99,7 +99,7 @@ def search(
             trust_address_of(address)
         how = cast("SearchMode", mode)
         with Index.open(address) as index:
-            index.with_paths = as_json  # the lines do not show them
+            index.with_paths = as_json  # only JSON shows each hit's place in the tree
             hits = index.search(text, k, conditions, how, unique=unique, rerank=rerank, depth=depth)
             good_match = index.good_match(text, hits, conditions, how)
             facets = index.facets(facet or [], conditions)
@@ -243,7 +243,7 @@ def _why_nothing(mode: str, *, has_conditions: bool) -> str:
 def _line(hit: Hit, query: str, mode: str) -> Text:
     """Format a hit: rank, score, id, title, snippet and near-equal documents.
 
-    Only the score of a hybrid search has parts. Its part from meaning is 0 for the candidate with the lowest cosine.
+    Only the score of a hybrid search has parts. The part from meaning is 0 for the candidate with the lowest cosine.
     With a cross-encoder's score, the earlier rank is shown instead.
     """
     line = Text(f"{hit.rank:>3}  {hit.score:.4f}  ")

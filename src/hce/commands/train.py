@@ -160,7 +160,7 @@ def train(
             from hce.training.train import memory_needs
             from hce.training.train import train as run
 
-        # Only the first part is trained; companions are made again.
+        # Only the encoder's first part is trained; its companions are made again.
         given = Encoder.load(common.settled_encoder(encoder, corpus, "train", "--encoder"), device=device).parts[0]
         if settings["recipe"] == "paper":
             recipe = Recipe.paper(documents=len(corpus), **chosen)
@@ -262,7 +262,7 @@ def demo(
 
 @contextmanager
 def _reported(tracker: str, recipe: Recipe, folder: Path, *, is_shown: bool) -> Iterator[Callable[[Epoch], None]]:
-    """Yield a function that shows an epoch, and logs it to `tracker` unless empty."""
+    """Yield a function that shows an epoch; a named `tracker` also logs the epoch."""
 
     def show(epoch: Epoch) -> None:
         if is_shown:

@@ -69,7 +69,7 @@ class Corpus(Sequence[Document]):
     Attributes:
         name: its source, for messages.
         fingerprint: sha256 over ids, titles, texts and metadata in order; the same in every file format. Splitting a
-            file into parts changes it.
+            file into parts changes the fingerprint.
         left_out: ids of documents that were left out, since they have neither text nor title.
         source: the path given to `load`; None if the documents came from memory.
         reading: the options that `load` used.
@@ -104,8 +104,8 @@ class Corpus(Sequence[Document]):
             path: where the documents are.
             reading: which fields to read (by default, those with common names), and other options.
             share_out: divides the files of a folder among processes, and returns what all of them found.
-            copies: a folder that these processes share, for copies of parts without random access, such as Parquet
-                and .gz files. By default a temporary folder.
+            copies: a folder that all these processes can open, for copies of parts without random access (such as
+                Parquet and .gz files); by default a temporary folder.
 
         Raises:
             InputError: at the first fault, with file and line, unless `reading` skips bad records.
@@ -326,14 +326,14 @@ def _record(where: str, fields: Mapping[str, Any]) -> Record:
 class _Scan:
     """Facts gathered while reading: positions, id hashes, digest, empty documents.
 
-    A document with neither text nor title encodes to noise. Real collections have some (Cranfield has two), so they are
-    left out, with a warning that names their places.
+    The vector of a document with neither text nor title is noise. Real collections have such documents (Cranfield has
+    two), so they are left out, with a warning that names their places.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.starts, self.sizes = array("Q"), array("Q")  # in bytes, of each document's line
-        self.id_hashes = array("Q")  # 8 bytes a document; ids themselves would cost ten times that
+        self.starts, self.sizes = array("Q"), array("Q")  # where each document's line begins, and its length, in bytes
+        self.id_hashes = array("Q")  # 8 bytes a document; the ids themselves would take ten times as many
         self.digest = hashlib.sha256()
         self.empty: dict[str, str] = {}
 
@@ -402,7 +402,7 @@ def _is_deeper(value: Any, most: int) -> bool:
 def _scan(path: Path, reading: Reading, bad: Bad) -> tuple[_JsonlFile, _Scan]:
     """Check the user's own file, and note the position of each document's line."""
     scan, position, size = _Scan(str(path)), 0, path.stat().st_size >> 20
-    documents = _JsonlFile(path, scan, open_bytes(path))  # opened first, to detect any later change of the file
+    documents = _JsonlFile(path, scan, open_bytes(path))  # opened before the first line is read, to notice any change
     with progress_bar("reading", size, "MiB", show=None if size else False) as advance:
         for where, raw in raw_lines(path):
             try:
@@ -504,7 +504,7 @@ class _JsonlFile(Sequence[Document]):
 
     def _read(self, start: int, size: int) -> bytes:
         try:
-            if hasattr(os, "pread"):  # does not move the file position, which forked processes share
+            if hasattr(os, "pread"):  # pread does not move the file position, which forked processes share
                 return os.pread(self.file.fileno(), size, start)
             with self.lock:
                 self.file.seek(start)
@@ -522,11 +522,11 @@ class _Part(NamedTuple):
     source: str
     path: str  # the source, or its copy
     starts: np.ndarray  # where each document's line begins, (N,) uint64
-    sizes: np.ndarray  # of these lines, in bytes
+    sizes: np.ndarray  # how long each of these lines is, in bytes
     id_hashes: np.ndarray
     fields: Any  # see `Fields`
-    state: Sequence[int]  # of the file, to notice a change
-    digest: str  # of the documents, in hexadecimal
+    state: Sequence[int]  # the file's time and size, to notice a change
+    digest: str  # SHA-256 of the part's documents, in hexadecimal
     empty: Sequence[tuple[str, str]]  # ids of documents without text, and where they are
 
 

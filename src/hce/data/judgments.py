@@ -255,7 +255,7 @@ def _refuse_none(path: str | Path) -> NoReturn:
 
 
 def read_log(path: str | Path) -> list[str]:
-    """Read a query log: one query per line of a .txt, else as `read_queries`."""
+    """Read a query log: a .txt with a query per line, or a file for `read_queries`."""
     if format_suffix(path) != ".txt":
         return [query.text for query in read_queries(path).values()]
     return [line.text.strip() for line in read_lines(path) if line.text.strip()] or _refuse_none(path)
@@ -275,7 +275,7 @@ def write_queries(path: str | Path, queries: Iterable[Query]) -> None:
 
 
 def read_generated(path: str | Path) -> Labels:
-    """Read generated queries: records with `document` (or `_id`, `id`) and `query`."""
+    """Read generated queries: `document` (or `_id`, `id`) and `query` (or `text`)."""
     queries: dict[str, Query] = {}
     judgments = []
     for count, (where, fields) in enumerate(read_records(path)):

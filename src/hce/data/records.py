@@ -34,7 +34,7 @@ LONGEST_RECORD = 100_000_000  # bytes; no document is longer, but a .gz of a few
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 KNOWN = ".jsonl, .csv, .tsv, .parquet, .json (texts also as .gz), a BEIR folder, a folder of .txt/.md/.html/.pdf, or -"
 DELIMITERS = (",", ";", "\t", "|")  # the most frequent one in a CSV file's header is taken, and on a tie the first
-ROWS_AT_ONCE = 64  # of a Parquet file; few, because rows that share one stored text each get a copy
+ROWS_AT_ONCE = 64  # of a Parquet file; few, because a text that is stored once for many rows is copied for each
 CHUNK = 1 << 20  # characters of a JSON text read at once
 BLANKS = re.compile(r"[ \t\r\n]*")
 
@@ -50,7 +50,7 @@ NO_ID = "give each record a field '_id' or 'id', name its field (--fields id=NAM
 class Reading:
     """Options for reading documents; invalid ones raise InputError."""
 
-    id_field: str | None = None  # by default, this and the next two are found by common names
+    id_field: str | None = None  # by default, the fields for id, title and text are found by common names
     title_field: str | None = None
     text_field: str | None = None
     row_ids: bool = False  # use row numbers, from 1, as ids
@@ -83,7 +83,7 @@ class Reading:
         return {what: name for what, name in named.items() if name is not None}
 
     def remembering(self, fields: Mapping[str, str] | None) -> Reading:
-        """Return options that read new documents by earlier documents' `fields`.
+        """Return options with earlier documents' `fields`, unless these name their own.
 
         >>> Reading().remembering({"id": "nr", "text": "body"}).fields
         {'id': 'nr', 'text': 'body'}
@@ -481,7 +481,7 @@ def parse_document(record: Record, fields: Fields | None = None, row: int = 0) -
         )
     title = take_string(rest, title_field, where) or ""
     nested = rest.pop("metadata", None)
-    if isinstance(nested, dict):  # BEIR nests extra fields in this one
+    if isinstance(nested, dict):  # BEIR nests extra fields in the field `metadata`
         rest = {**nested, **rest}
     elif nested is not None:
         rest["metadata"] = nested
@@ -519,6 +519,6 @@ def take_string(fields: dict[str, Any], name: str, where: str) -> str | None:
     value = fields.pop(name, None)
     if value is not None and not isinstance(value, str):
         raise InputError(f"{where}: the {name} is a {type(value).__name__}, not a string; quote it")
-    if value is not None and not is_unicode(value):  # JSON can express it, UTF-8 cannot
+    if value is not None and not is_unicode(value):  # JSON can express half a surrogate pair, UTF-8 cannot
         raise InputError(f"{where}: the {name} holds half a surrogate pair (\\ud800…\\udfff); remove it")
     return value

@@ -3,10 +3,10 @@
 Terms are the words of a text for matching and counting: lowercased and stemmed, in any script. Stemming depends on the
 language. `warn_of_language` warns if an English encoder gets a corpus in another language.
 
-A passage ends at the last sentence end in its last quarter; without one, between two words; else between two tokens.
-The next passage begins before that end, so a phrase at the cut is complete in one of the two.
+A passage ends at the last sentence end in its last quarter; if no sentence ends there, between two words or, failing
+that, two tokens. The next passage begins before that end, so a phrase at the cut is complete in one of the two.
 
-The marked words of a snippet do not explain its score, since an encoder compares meanings and not words.
+The words marked in a snippet do not explain a hit's score, since an encoder compares meanings and not words.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ logger = logging.getLogger(__name__)
 # Vowel signs and accents that are separate characters: tantivy counts them as part of a word, Python's \w does not.
 COMBINING = "".join(chr(code) for code in range(0x300, 0x1E94B) if unicodedata.category(chr(code))[0] == "M")
 ANY_WORD = re.compile(rf"[\w{COMBINING}]+")
-# Close to the first split of BERT's tokenizer, and the same for all encoders.
+# Splits nearly as BERT's tokenizer does in its first step; used with every encoder.
 WORD_OR_MARK = re.compile(rf"[\w{COMBINING}]+|[^\w\s{COMBINING}]")
-LOOK_BACK = 4  # a passage may end, and the next one may begin, in its last quarter
+LOOK_BACK = 4  # a passage ends up to a quarter before its limit; the next begins up to a quarter before that end
 OVERLAP = 8  # at least an eighth of a passage is repeated in the next one
 SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]|\n\s*")
-READ_AT_ONCE = 1 << 20  # characters; tokenizers need a hundred times as much memory
+READ_AT_ONCE = 1 << 20  # characters given to a tokenizer at once; a tokenizer needs about a hundred bytes for each
 
 SNIPPET_CHARACTERS = 320
 PASSAGE_CHARACTERS = 2000  # passages up to this length are shown in full; hardly any is longer
-READ_CHARACTERS = 20_000  # of a document that are searched for the query's words
-READ_IN_ALL = 1_000_000  # characters searched in all documents of an answer: the more documents, the fewer in each
-MOST_WORDS = 64  # the first words of a query are marked; a text all in yellow does not help
+READ_CHARACTERS = 20_000  # of a document: only these are searched for the query's words
+READ_IN_ALL = 1_000_000  # characters searched in all hits of a query together: the more hits, the fewer in each
+MOST_WORDS = 64  # of a query, from its first: only these are marked; a text all in yellow does not help
 MOST_MARKS = 200  # in a text
 BLANK = re.compile(r"\s")
-ENDING = 3  # letters: "thread" marks "threads" and "threaded"
-FUNCTION_WORDS = frozenset(  # English words that occur in every text; importing scikit-learn's list takes a second
+ENDING = 3  # letters at most after a query's word: "thread" marks "threads" and "threaded"
+FUNCTION_WORDS = frozenset(  # English words that almost every text has; importing scikit-learn's list takes a second
     ANY_WORD.findall("""
     a about above after again against all also am an and any are as at be because been before being below between both
     but by can could did do does doing down during each few for from further had has have having he her here hers
@@ -65,7 +65,7 @@ LANGUAGES = (
     *("arabic", "danish", "dutch", "english", "finnish", "french", "german", "greek", "hungarian", "italian"),
     *("norwegian", "portuguese", "romanian", "russian", "spanish", "swedish", "tamil", "turkish"),
 )
-"""The languages whose words are stemmed; "none" matches words as written."""
+"""The languages whose words are stemmed; "none" stems no words."""
 
 CODES = dict(
     zip(
@@ -83,14 +83,14 @@ LEAST_LETTERS = 20  # fewer do not identify a language
 SURE = 0.8  # the least probability to accept a language; program code and numbers stay below
 
 LONGEST_WORD = 255  # bytes; anything longer is not a word
-MOST_PIECES, LONGEST_PIECE = 1 << 17, 40  # cached pieces, and characters of one: about 40 MB
+MOST_PIECES, LONGEST_PIECE = 1 << 17, 40  # cached pieces, and characters of the longest; the cache takes about 40 MB
 
 # Match at the beginning of a word only: trying each letter took most of a search's time.
 IDENTIFIER = re.compile(r"(?<!\w)\w*?(?:[^\W_]_[^\W_]|[a-z][A-Z]|[A-Z]{2}[a-z]{2})\w*")
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+|\d+")
 # Scripts that put no spaces between words: Thai, Lao, Myanmar, Khmer, Hiragana, Katakana, Han.
 UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
-# Ligatures, positional forms of Arabic letters, full and half width.
+# Ligatures, positional forms of Arabic letters, and characters of full and half width.
 PRESENTED = re.compile(r"[\ufb00-\ufdff\ufe70-\ufeff\uff00-\uffef]+")
 
 Offsets = Sequence[tuple[int, int]]
@@ -225,7 +225,7 @@ def _terms_between_spaces(piece: str, language: str) -> tuple[str, ...]:
     return tuple(analyzer(language).analyze(spelled_out(piece)))
 
 
-_remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most pieces are repeated
+_remembered = lru_cache(maxsize=MOST_PIECES)(_terms_between_spaces)  # most pieces of a text occur again
 
 
 def spelled_out(text: str) -> str:
@@ -238,7 +238,7 @@ def spelled_out(text: str) -> str:
     >>> spelled_out("東京都 in Japan")
     ' 東京 京都  in Japan'
     """
-    if not text.isascii():  # NFKC for forms of letters only: it would turn "Word™" into "WordTM", and 10⁶ into 106
+    if not text.isascii():  # NFKC only for PRESENTED: elsewhere NFKC would turn "Word™" into "WordTM", 10⁶ into 106
         text = PRESENTED.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
         text = unicodedata.normalize("NFC", text)
     text = IDENTIFIER.sub(lambda found: " ".join([found[0], *PART.findall(found[0])]), text)
@@ -286,7 +286,7 @@ def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Pas
     if len(places) <= most:
         return [Passage(0, len(text))]
     kinds = _cuts(text, places)
-    character = np.append(places[:, 0], len(text))  # the start of a passage that begins with each token
+    character = np.append(places[:, 0], len(text))  # where a passage starts that begins with the token
     character[0] = 0
     first, passages = 0, []
     while len(places) - first > most:
@@ -295,16 +295,16 @@ def cut_passages(text: str, tokens: Offsets | np.ndarray, most: int) -> list[Pas
         if last == len(places):
             return passages
         earliest, latest = last - most // LOOK_BACK, last - most // OVERLAP
-        if len(places) - latest <= most:  # make the last one as long as allowed: a few words alone say little
+        if len(places) - latest <= most:  # make the last passage as long as allowed: a few words alone say little
             earliest = min(latest, len(places) - most)
         first = max(_cut_between(kinds, earliest, latest, 0), _after(kinds, first))
     return [*passages, Passage(int(character[first]), len(text))]
 
 
 def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
-    """Return the tokens that a cut may precede: after sentences, words and tokens."""
+    """List the tokens that a cut may precede: after a sentence, after a blank, all."""
     starts, stops = places[:, 0], places[:, 1]
-    apart = np.ones(len(places), dtype=bool)  # whether all earlier tokens have ended where a token begins
+    apart = np.ones(len(places), dtype=bool)  # for each token: whether all tokens before it end before it begins
     apart[1:] = starts[1:] >= np.maximum.accumulate(stops)[:-1]
     tokens = np.append(np.flatnonzero(apart), len(places))
     ends = ([match.end() for match in kind.finditer(text)] for kind in (SENTENCE_END, re.compile(r"\s+")))
@@ -312,7 +312,7 @@ def _cuts(text: str, places: np.ndarray) -> list[np.ndarray]:
 
 
 def _cut_between(kinds: list[np.ndarray], low: int, high: int, which: int) -> int:
-    """Return the first (0) or last (-1) cut in a range, else the last one before it."""
+    """Return the first (0) or last (-1) best cut in a range, else the one before it."""
     for places in kinds:
         between = places[np.searchsorted(places, low) : np.searchsorted(places, high, side="right")]
         if len(between):
@@ -350,7 +350,7 @@ class QueryWords:
         self._read = min(READ_CHARACTERS, max(PASSAGE_CHARACTERS, READ_IN_ALL // texts))
 
     def __contains__(self, word: str) -> bool:
-        """Return whether a word is one of the query's, or one of these plus an ending."""
+        """Return whether a word is one of the query's, with or without an ending."""
         if len(word) > self._longest:
             return False
         word = word.casefold()
@@ -414,7 +414,7 @@ def _snippet(text: str, start: int, length: int, marks: Sequence[Mark]) -> Snipp
 def _best_start(text: str, marks: Sequence[Mark], length: int) -> int:
     """Return the start of the first window with the most distinct marked words."""
     best, start, left = 0, 0, 0
-    inside: Counter[str] = Counter()  # words of the window, from the mark `left` to the current one
+    inside: Counter[str] = Counter()  # how often each word is marked in the window, from `left` to `right`
     spelled = [text[first:last].casefold() for first, last in marks]
     # The window grows to the right by one mark at a time, and drops marks on the left that no longer fit.
     for right, (_, last) in enumerate(marks):
@@ -470,6 +470,6 @@ def _language(text: str) -> str | None:
 
 @cache
 def _identifier() -> Any:
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # its model of 70 MB takes half a second to load
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # the library's model of 70 MB takes half a second
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -36,7 +36,7 @@ FENCE = re.compile(r" {0,3}(?:```|~~~)")
 
 UNSEEN = "script, style, noscript, template, svg, head, [hidden], .headerlink"  # browsers do not show these as text
 # Navigation and controls repeat on each page of a site. As in screen readers, a header or footer is navigation unless
-# it lies inside an article or section.
+# it lies inside an article, aside, main or section element.
 NAVIGATION = (
     "nav, button, [role=navigation], [role=search], [role=banner], [role=contentinfo], "
     ":is(header, footer):not(:is(article, aside, main, section) *)"
@@ -230,7 +230,7 @@ def parse_html(data: bytes, encoding: str = "utf-8") -> Page:
 
 def _shown_text(tree: Any, dropped: str) -> str:
     """Return a page's text without the `dropped` elements, one block per line."""
-    for node in tree.css(f":is({dropped}):not(:is({dropped}) *)"):  # the outermost: nested ones go with them
+    for node in tree.css(f":is({dropped}):not(:is({dropped}) *)"):  # the outermost ones; elements inside go with them
         node.decompose()
     for node in tree.css(BLOCKS):
         node.insert_before("\n")
@@ -241,7 +241,7 @@ def _shown_text(tree: Any, dropped: str) -> str:
 
 
 def _charset(data: bytes, encoding: str) -> str:
-    """Return a page's encoding, from its first bytes or its head; else the given one."""
+    """Return the encoding that a page's first bytes or head name, or else `encoding`."""
     for mark, name in MARKS:
         if data.startswith(mark):
             return name
@@ -256,7 +256,7 @@ def _pdf(path: Path) -> Page:
     """Return the title in a PDF file's metadata, and the texts of its pages."""
     import pypdf
 
-    logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns about every malformed object
+    logging.getLogger("pypdf").setLevel(logging.ERROR)  # pypdf warns about every malformed object
     reader = pypdf.PdfReader(path)
     if reader.is_encrypted and not reader.decrypt(""):
         raise InputError(f"{path}: is locked by a password; save it without one")
