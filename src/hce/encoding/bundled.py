@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 Work = Literal["train", "index"]
 
 BUNDLED = ("minilm", "static")
-AUTO = "auto"  # chooses one of these, see `chosen_encoder`
+AUTO = "auto"  # chooses one of `BUNDLED`, see `chosen_encoder`
 RERANKERS = (  # known cross-encoders, to suggest for a mistyped name
     "cross-encoder/ms-marco-MiniLM-L6-v2",
     "cross-encoder/ms-marco-MiniLM-L12-v2",
@@ -47,7 +47,7 @@ RERANKERS = (  # known cross-encoders, to suggest for a mistyped name
     "BAAI/bge-reranker-v2-m3",
     "mixedbread-ai/mxbai-rerank-base-v1",
 )
-LIKENESS = 0.7  # similarity above which one name may be another one mistyped
+LIKENESS = 0.7  # a name at least this similar to a known one may be mistyped
 SECONDS = 10  # to wait for the hub's answer
 PROOFS = ("modules.json", "config.json")  # a downloaded model has at least one of these files
 
@@ -69,7 +69,7 @@ STATIC_RECIPE = f"model2vec, no PCA, sif {SIF_COEFFICIENT}, float32"
 PATIENCE = 600  # `auto` chooses MiniLM up to this many seconds of encoding
 SAMPLE = 200  # documents whose length is measured
 CHARACTERS_PER_TOKEN = 4.2  # of English, measured
-# Measured on one core: MiniLM encodes a token in the time of this many operations of the matrix product below.
+# Measured on one core: MiniLM encodes a token in the time of this many operations of `_operations_per_second`.
 OPERATIONS_PER_TOKEN = 31e6
 ROWS, COLUMNS, INNER = 256, 1536, 384
 WINDOW = 256  # tokens of a text that training reads; an index reads all of a long text
@@ -171,7 +171,7 @@ def _static_fingerprint() -> str:
 
 
 def cached(name: str, proof: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder in the cache; `make` fills it if its file `proof` is missing."""
+    """Return a folder in the cache; if it lacks the file `proof`, `make` fills it."""
     import platformdirs
 
     folder = Path(os.environ.get("HCE_CACHE") or platformdirs.user_cache_dir("hce")) / name
@@ -225,7 +225,7 @@ def _meant(spec: str, known: Sequence[str]) -> str | None:
 
 
 def stays_off_the_hub(spec: str, what: str, advice: str, known: Sequence[str] = BUNDLED) -> bool:
-    """Ask the hub once for a model; return whether to use the downloaded copy.
+    """Return whether the hub does not answer, so that a downloaded copy is used.
 
     Fail with InputError if the hub has no such model, or does not answer and there is no downloaded copy.
     """
@@ -266,7 +266,7 @@ def _is_on_the_hub(name: str) -> bool:
     try:
         get_hf_file_metadata(hf_hub_url(name, PROOFS[-1]), timeout=SECONDS)
     except RepositoryNotFoundError as error:
-        return isinstance(error, GatedRepoError)  # it exists, and loading reports what access it needs
+        return isinstance(error, GatedRepoError)  # a gated model exists; loading reports what access it needs
     except HfHubHTTPError:  # the model lacks this file, or the hub is busy: loading will show
         return True
     except httpx.HTTPError as error:
@@ -275,10 +275,10 @@ def _is_on_the_hub(name: str) -> bool:
 
 
 def chosen_encoder(name: str, corpus: Corpus, work: Work, option: str) -> tuple[str, str | None]:
-    """Return the encoder's name, and for a bundled one how long MiniLM would take.
+    """Return the encoder's name, and a line that says how long MiniLM takes.
 
     "auto" means MiniLM if there is a GPU, or if MiniLM encodes the corpus in at most ten minutes; else static. The line
-    names `option`, the command line's option for the encoder.
+    is None unless `name` is "auto" or bundled. It names `option`, the command line's option for the encoder.
     """
     if name not in (AUTO, *BUNDLED):
         return name, None

@@ -1,8 +1,8 @@
 """The vectors of a corpus, encoded once, in memory or in a crash-safe file.
 
 One process encodes, or several do together. A folder holds `vectors.npy` and `manifest.json`, which lists the finished
-blocks of rows and their checksums. Damaged blocks are encoded again. A run continues another run's work only if their
-identities (encoder, corpus and chunk size) are equal.
+blocks of rows and their checksums. From the first damaged block on, rows are encoded again. A run continues another
+run's work only if their identities (encoder, corpus and chunk size) are equal.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def encode_corpus(
 def _encode_to_file(
     encode: Callable[[list[str]], np.ndarray], corpus: Corpus, file: VectorFile, chunk_size: int, show: bool | None
 ) -> None:
-    """Encode in rounds: each process writes a chunk, then the first records all."""
+    """Encode in rounds: each process writes a chunk; the first process records all."""
     with progress_bar("encoding", len(corpus), "documents", show=show) as advance:
         advance(file.done)
         for start in range(file.done, len(corpus), chunk_size * process_count()):
@@ -143,7 +143,7 @@ class VectorFile:
         return self._blocks[-1].stop if self._blocks else 0
 
     def start(self, *, replace: bool = False) -> None:
-        """Begin, or continue a run of the same identity; all processes call it.
+        """Begin a run, or continue one of the same identity, in all processes.
 
         InputError if the folder has other files, or vectors of another identity; `replace` deletes those vectors.
         """

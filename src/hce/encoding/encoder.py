@@ -1,10 +1,10 @@
 """Encoder: text in, unit vectors out.
 
 An encoder is a table, any sentence-transformers model, or several of them side by side. Tree, losses and index need
-vectors of length 1, so a model that does not end in a Normalize module gets one.
+vectors of length 1, so a Normalize module is added to each model that does not end in one.
 
 NumPy sums the rows of tables (`hce.encoding.tables`). A table is turned into a torch module only when
-`Encoder.model` is needed, to train or to save it.
+training or saving needs `Encoder.model`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ OnTokens = Callable[[str, np.ndarray, "Tensor"], None]
 class Encoder:
     """A dense text encoder: a table, another model, or several parts side by side.
 
-    `centres`, of shape (2, n₁), holds the mean query and the mean document, which are subtracted from the first part's
-    vectors.
+    `centres`, of shape (2, n₁), holds the first part's mean query and mean document. They are subtracted from the first
+    part's vectors, of length n₁.
 
     Attributes:
         name: the name that the encoder was loaded by, for messages.
@@ -121,7 +121,7 @@ class Encoder:
 
         Args:
             spec: which encoder.
-            device: where to compute; by default the first GPU if there is one, else the CPU. A table uses the CPU.
+            device: where to compute; by default the first GPU if there is one, else the CPU. Tables encode on the CPU.
             dtype: what to compute in; by default bfloat16 on a GPU that has it, else float32.
             prompts: texts put before each "query" or "document", instead of the model's own.
             local: stay off the hub; a hub id then works only if it was downloaded before.
@@ -173,7 +173,7 @@ class Encoder:
     def model(self) -> SentenceTransformer:
         """The sentence-transformers model; tables are turned into one at first use.
 
-        Training it changes this encoder's vectors.
+        Training this model changes the encoder's vectors.
         """
         if self._model is None:
             from hce.encoding.side_by_side import SideBySide, model_of, model_of_table
@@ -188,7 +188,7 @@ class Encoder:
 
     @property
     def table(self) -> Table | None:
-        """The encoder's table with its current weights; None if it is no single table."""
+        """The table with its current weights; None if the encoder is no single table."""
         if self._model is None or self._parts:
             return self._table
         from hce.encoding.side_by_side import table_of
@@ -206,12 +206,12 @@ class Encoder:
 
     @property
     def parts(self) -> list[Encoder]:
-        """The encoders side by side; only this one if it has no companions."""
+        """The encoders side by side; this one alone if it was not made of parts."""
         return list(self._parts) or [self]
 
     @property
     def _first(self) -> Encoder:
-        """The encoder without its companions."""
+        """The first part, without companions, query map and centers."""
         return self._parts[0]._first if self._parts else self
 
     @property
@@ -262,7 +262,7 @@ class Encoder:
             first._table = first._table._replace(prompts=prompts)
 
     def prompt(self, side: Side) -> str | None:
-        """Return the prompt of a side: its own, else the model's default one."""
+        """Return a side's own prompt, else the model's default prompt."""
         return self.prompts.of(side)
 
     def save(self, path: str | Path) -> None:
@@ -285,7 +285,7 @@ class Encoder:
 
         The vectors of `companions` follow this encoder's. `shares` are the weights of this encoder and of each
         companion in an inner product, and add up to 1. `centres`, of shape (2, n), are the mean query and the mean
-        document of this encoder, which are subtracted.
+        document of this encoder, which are subtracted from its vectors.
         """
         means = None if centres is None else centres.astype(np.float32)
         first = self if self.query_map is None else self.parts[0]
@@ -357,7 +357,7 @@ class Encoder:
         return [(first, last) for first, last in token_offsets(tokenizer, text).tolist()]
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, with special tokens, cut to the window."""
+        """Return each text's token ids, with special tokens, cut to the model's limit."""
         tokenizer = self.tokenizer
         limit = self._first.model.max_seq_length or tokenizer.model_max_length
         options = {"truncation": True, "max_length": limit if limit < NO_LIMIT else None}
@@ -386,8 +386,8 @@ class Encoder:
         return {key: each.to(self.device) if isinstance(each, torch.Tensor) else each for key, each in features.items()}
 
     def _beginnings(self, texts: Sequence[str]) -> list[str]:
-        """Return the first million characters of each text for a transformer."""
-        # The tokenizer would process all of a text before it cuts it, and a huge one could exhaust the memory.
+        """Return texts; for a transformer that cuts them, only their beginnings."""
+        # The tokenizer would process all of a text before cutting it, and a huge text could exhaust the memory.
         if self._parts or not self.has_states or self.tokenizer.truncation_side != "right":
             return list(texts)
         limit = self.model.max_seq_length or self.tokenizer.model_max_length
@@ -432,7 +432,7 @@ class Encoder:
         return vectors
 
     def _unit_rows(self, texts: list[str], side: Side, prompt: str, on_tokens: OnTokens | None = None) -> np.ndarray:
-        """Encode texts to rows of length 1, or 0 if no token of a text is known."""
+        """Encode texts to unit rows; a text without any known token gets a row of 0."""
         if self._parts:
             first, *companions = self._parts
             rows = [first._unit_rows(texts, side, prompt, on_tokens)]
@@ -530,7 +530,7 @@ def _check_texts(texts: Sequence[str], side: str) -> None:
 def device_and_dtype(
     device: str | torch.device | None, dtype: torch.dtype | None = None
 ) -> tuple[torch.device, torch.dtype]:
-    """Choose the device if missing (a GPU if there is one), and a dtype if missing."""
+    """Choose a device (a GPU if there is one) and a dtype where none is given."""
     import torch
 
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -5,8 +5,8 @@ be computed in advance.
 
 Late interaction compares tokens. A transformer has a state for each token before it pools them into one vector. A query
 is compared to a text by Σ wᵢ · max_j ⟨qᵢ, dⱼ⟩ (ColBERT's MaxSim); the rarer a token, the larger is wᵢ. The encoder
-needs no training for it. A state is projected onto the `DIM` directions in which states vary most, and kept as a unit
-vector of `DIM` bytes. Late interaction improved the first hits on five of five collections (docs/LOG.md).
+needs no training for this comparison. A state is projected onto the `DIM` directions in which states vary most, and
+kept as a unit vector of `DIM` bytes. Late interaction improved the first hits on all five collections (docs/LOG.md).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Reranker:
             local = local or stays_off_the_hub(name, "cross-encoder", advice, RERANKERS)
             model = CrossEncoder(name, device=str(device), local_files_only=local, model_kwargs={"dtype": dtype})
         known = getattr(getattr(model.model, "config", None), "architectures", None) or []
-        if known and not any(kind in each for each in known for kind in FOR_PAIRS):  # its last layer would be random
+        if known and not any(kind in each for each in known for kind in FOR_PAIRS):  # the last layer would be random
             what = f"a {known[0]}, not a cross-encoder"
             raise InputError(f"{name} is {what}: it was not trained to score pairs of texts")
         return cls(model, name)
@@ -119,7 +119,7 @@ class QueryTokens(NamedTuple):
     weights: np.ndarray  # (tokens,)
 
     def max_similarities(self, codes: Sequence[np.ndarray]) -> np.ndarray:
-        """Return MaxSim for each text's `TokenSpace.codes`, from −1 to 1."""
+        """Return MaxSim, from −1 to 1, for each text's `TokenSpace.codes`."""
         close = np.zeros(len(codes), np.float32)
         for row, text in enumerate(codes):  # one text at a time, to bound the memory
             if len(text) and len(self.vectors):
@@ -130,8 +130,8 @@ class QueryTokens(NamedTuple):
 class TokenSpace:
     """Compresses an encoder's states to bytes, and weights the tokens of queries.
 
-    States are projected onto the directions `basis`. The `weights`, of shape (V,), are
-    log((N + 1) / (documents with a token + ½)), but at least 0.
+    States are projected onto the directions `basis`. `weights` has log((N + 1) / (df + ½)) for each token of the
+    vocabulary, but at least 0: df of the N documents counted have the token.
     """
 
     def __init__(self, basis: np.ndarray, weights: np.ndarray) -> None:
@@ -140,9 +140,9 @@ class TokenSpace:
 
     @classmethod
     def fit(cls, encoder: Encoder, corpus: Corpus, *, progress: bool = False) -> TokenSpace | None:
-        """Fit directions of states, and weights of tokens; None if it gives no states.
+        """Fit directions and weights; None if the encoder gives no states of tokens.
 
-        If documents are few, texts of vocabulary words are added for the directions.
+        If documents are few, the directions are also fitted to texts of vocabulary words.
         """
         if not encoder.has_states:
             return None

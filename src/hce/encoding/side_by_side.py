@@ -221,7 +221,7 @@ def save_plain(encoder: Encoder, folder: str | Path, *, first_alone: bool = Fals
     """Write a model that needs no hce and gives the same vectors; return its kind.
 
     Fail with InputError if the encoder has no such form, or the folder is not empty. With `first_alone`, write only the
-    first encoder, without companions, map and centers.
+    first encoder, without companions, query map and centers.
     """
     first = encoder.parts[0]
     if encoder is not first and not first_alone:

@@ -53,7 +53,7 @@ ROWS_AT_ONCE = 1 << 16  # rows of one text, fetched from a table
 DIMENSIONS = 256
 LEAST_DOCUMENTS = 2  # that a word must be in
 MOST_WORDS = 50_000  # the most frequent ones
-MOST_DOCUMENTS = 100_000  # a sample of more gives nearly the same vectors, in bounded memory
+MOST_DOCUMENTS = 100_000  # of more, a sample gives nearly the same vectors, in bounded memory
 TEXTS_AT_ONCE = 4096
 PRIOR_DOCUMENTS = 100  # weight of the prior (docs/LOG.md)
 PRIOR_IDF = 6.5  # of a row of mean length
@@ -70,8 +70,8 @@ NORMALIZE = {"module_input_name": "sentence_embedding", "module_output_name": "s
 class TokenMemo(dict[str, tuple[int, ...]]):
     """A cache of each word's token ids, which saves half of a training's time.
 
-    BERT's normalizer and pre-tokenizer never look across a space, so a text's tokens are those of its words. In
-    byte-level and sentencepiece tokenizers, a word's tokens depend on the space before it. Those get no cache.
+    BERT's normalizer and pre-tokenizer never look across a space, so a text's tokens are those of its words. There is
+    no cache for byte-level and sentencepiece tokenizers, where a word's tokens depend on the space before it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -230,8 +230,8 @@ def joined_rows(
 ) -> Any:
     """Join parts' rows of shape (texts, nᵢ) to unit rows of shape (texts, Σ nᵢ).
 
-    Rows are arrays or tensors; a row is 0 if a part knows no token of the text. `centre` is subtracted from the first
-    part's rows.
+    Rows are arrays or tensors. A part's row is 0 if the part knows no token of the text. `centre` is subtracted from
+    the first part's rows.
     """
     first = parts[0] if centre is None else unit(parts[0] - centre)
     scaled = [float(share) ** 0.5 * part for share, part in zip(shares, [first, *parts[1:]], strict=True)]
@@ -241,7 +241,7 @@ def joined_rows(
 def check_parts(
     shares: Sequence[float], dims: Sequence[int], centres: np.ndarray | None, query_map: np.ndarray | None
 ) -> None:
-    """Fail with ValueError if shares, `centres` or map do not fit parts of `dims`."""
+    """Fail with ValueError if shares, `centres` or map do not fit the parts' `dims`."""
     if not shares or len(dims) != len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares {tuple(shares)}: give one above 0 for each of the {len(dims)} parts, adding up to 1")
     if centres is not None and centres.shape != (len(SIDES), dims[0]):
@@ -251,7 +251,7 @@ def check_parts(
 
 
 class Prompts(NamedTuple):
-    """Prompts by name, and the default one's name, for sides without a prompt."""
+    """Prompts by name, and the name of the default prompt for sides without one."""
 
     by_name: Mapping[str, str | None] = {}
     default: str | None = None
@@ -263,7 +263,7 @@ class Prompts(NamedTuple):
         return cls(settings.get("prompts") or {}, settings.get("default_prompt_name"))
 
     def of(self, side: Side) -> str | None:
-        """Return the prompt of a side: its own, else the default one."""
+        """Return a side's own prompt, else the default prompt."""
         for name in PROMPT_NAMES[side]:
             if name in self.by_name:
                 return str(self.by_name[name])
@@ -503,7 +503,7 @@ def document_frequencies(
 
 
 def expected_frequencies(table: np.ndarray) -> np.ndarray:
-    """Estimate the share of texts with each token, reading its row's length as idf."""
+    """Estimate each token's share of texts, reading the length of its row as idf."""
     lengths = np.linalg.norm(table, axis=1)
     return np.exp(-PRIOR_IDF * lengths / (lengths.mean() or 1.0))
 

@@ -142,7 +142,7 @@ def evaluate(
         queries: queries by id; those without a judgment are skipped.
         qrels: the judgments.
         measures: names, see `parse_measure`.
-        depth: how many hits to ask for, or the deepest cut-off of a measure if that is larger.
+        depth: how many hits to ask for; more if a measure has a deeper cut-off.
         drop_self: drop a hit with the query's own id: BEIR's rule for collections that contain their queries.
 
     Raises:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SERIES = 8  # colors of lines
-NAMED_BARS = 600  # bars with tooltips; more bars are drawn as one outline
+NAMED_BARS = 600  # bars with tooltips, at most; more bars are drawn as outlines
 WIDTH, HEIGHT = 340, 210  # of a panel, in SVG units of about a pixel
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 30  # a panel's margins
 
@@ -85,7 +85,7 @@ class Panel(NamedTuple):
 
 
 def line_panels(epochs: Sequence[int], panels: Iterable[Panel]) -> str:
-    """Draw the panels that have values side by side, under one legend."""
+    """Draw side by side the panels that have values, under one legend."""
     drawn = [panel for panel in panels if _known(panel)]
     names = list(dict.fromkeys(name for panel in drawn if len(panel.lines) > 1 for name in panel.lines))
     colors = {name: f"var(--series-{number % SERIES})" for number, name in enumerate(names)}

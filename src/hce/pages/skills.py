@@ -52,7 +52,7 @@ class _Skills:
         starts = self._places.leaf_start
         leaves = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         texts = (document.full_text for document in self._documents(self._places.numbers.tolist()))
-        # Name nodes by the current documents: the tree's own names are from when it was grown.
+        # Find each node's words in the current documents: the tree's own names are from when it was grown.
         self._words = name_nodes(Hierarchy(self._tree.levels, leaves, (), {}), texts, WORDS)
 
     def write(self, page: _Page) -> int:
@@ -69,7 +69,7 @@ class _Skills:
             yield from map(self._reader.documents(some).__getitem__, some)
 
     def _children(self, page: _Page) -> Iterator[_Page]:
-        """Yield the children with documents, largest first; number their folders so."""
+        """Yield the children that have documents, in folders numbered from the largest."""
         children = self._places.children(page.level, page.node).tolist()
         digits = len(str(len(children)))
         for place, child in enumerate(children, start=1):

@@ -40,7 +40,7 @@ GROWN = 4  # times as many vectors as when the engine was built: then it is rebu
 FEW = 20_000  # vectors left by a filter; fewer are all scored, which takes no longer than a scan
 MARGIN = 1.25  # times as many candidates are fetched as wanted, in case more are excluded than expected
 AT_ONCE = 65_536  # rows
-WIDER = 4  # times as many passages are fetched if those found belong to too few documents
+WIDER = 4  # times as many passages are fetched if a passage not fetched yet may be among the k nearest
 FILES = 3  # the format of an engine on disk
 ARRAYS, VECTORS, CODES = "arrays.safetensors", "vectors.npy", "codes.npy"
 ENGINE_FOLDER = "engine"  # within the folder of an engine of passages
@@ -50,15 +50,15 @@ NARROW, WIDE = 2, 4  # dimensions per code; wide codes find less, and take half 
 SAMPLE, BLOCK = 16_384, 16  # vectors to train the codebook on, and how many of them are read together
 ROUNDS = 10  # of k-means; 25 lowered the error by one part in seventy
 LEAF = 64  # vectors per leaf on average, at least
-DRIFTED, ENOUGH = 1.5, 1000  # retrain the codebook if 1,000 or more added vectors have 1.5 times the first error
+DRIFTED, ENOUGH = 1.5, 1000  # retrain if 1,000 or more added vectors have over 1.5 times the training sample's error
 MOST = 4.0  # limit of values in a codebook or a centroid: vectors have length 1
 
-# Test queries decide how many candidates are scored again. They are documents plus noise. Its length is the documents'
-# RMS distance from their center; twice that to choose how many leaves to scan. Real queries are as hard (docs/LOG.md).
+# Test queries decide how many candidates are scored again. They are documents plus noise, as long as the documents' RMS
+# distance from their center; twice as long, to choose how many leaves to scan. Real queries are as hard (docs/LOG.md).
 ASKED, K = 128, 10
 WANTED = 0.995  # share of the ten nearest to be found
 RESCORED = {NARROW: (100, 200, 400, 800, 1600), WIDE: (400, 800, 1600)}  # numbers of candidates to choose from
-PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95  # shares of leaves to visit; recall
+PROBES, WANTED_ROUTED = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2), 0.95  # shares of leaves to try; enough recall
 
 EXTRA_CANDIDATES = 8  # candidates beyond those wanted, to see whether the last place is tied
 SLACK = 1e-5  # how much the scores of equal unit vectors may differ in a matrix product
@@ -69,7 +69,7 @@ class Found(NamedTuple):
     """The best vectors for each query, best first; equal scores in order of number."""
 
     numbers: np.ndarray  # (Q, k), int64; −1 where there are fewer than k vectors
-    scores: np.ndarray  # (Q, k), float32; −inf there
+    scores: np.ndarray  # (Q, k), float32; −inf where the number is −1
 
 
 class Engine(Protocol):
@@ -89,7 +89,7 @@ class Engine(Protocol):
 
 
 def check_engine(name: str, at: str | None) -> None:
-    """Fail if there is no such engine, or if it needs an address or takes none."""
+    """Fail if there is no such engine, or the address is missing or not wanted."""
     if name not in (*ENGINES, *ELSEWHERE):
         raise InputError(f"engine {name!r}: choose one of {', '.join((*ENGINES, *ELSEWHERE))}")
     if name not in ELSEWHERE and at is not None:
@@ -153,7 +153,7 @@ class VectorEngine:
         self.built = len(numbers)  # vectors when the engine was built
         self._numbers = numbers
         self._vectors = vectors
-        self._live: np.ndarray | None = None  # whether each row is left; None if none was removed since a snapshot
+        self._live: np.ndarray | None = None  # whether each row is left; None if all are
         self._count = len(numbers)  # of rows not removed
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class VectorEngine:
         return self._numbers if self._live is None else self._numbers[self._live]
 
     def facts(self) -> dict[str, float]:
-        """Return the number of vectors, from how many on to rebuild, and the recall."""
+        """Return the number of vectors, the number from which to rebuild, and the recall."""
         if self.name == "exact":
             return {"rows": len(self)}
         facts: dict[str, float] = {"rows": len(self), "renewed_from": max(CODED_FROM, GROWN * self.built)}
@@ -211,7 +211,7 @@ class VectorEngine:
             return self._exactly(queries, k, kept, available)
         scan = partial(self._scan, self.codes, kept, available)
         found = search_exactly(scan, available, queries, k, wanted=wanted, score=self._scores_of_rows)
-        short = np.flatnonzero(found.numbers[:, min(k, available) - 1] < 0)  # the leaves scanned hold fewer
+        short = np.flatnonzero(found.numbers[:, min(k, available) - 1] < 0)  # the leaves scanned hold too few
         found.numbers[:] = np.where(found.numbers < 0, -1, self._numbers[found.numbers])
         if len(short):
             found.numbers[short], found.scores[short] = self._exactly(queries[short], k, kept, available)
@@ -243,7 +243,7 @@ class VectorEngine:
         return best if chosen is None else Found(chosen[best.numbers], best.scores)
 
     def _scan(self, codes: Codes, kept: np.ndarray | None, available: int, queries: np.ndarray, count: int) -> Found:
-        """Find rows by their codes; fetch more, since some may be excluded."""
+        """Find rows by their codes; fetch more than `count`: some may be excluded."""
         total = len(self._numbers)
         found = codes.scan(queries, min(math.ceil(MARGIN * count * total / available), total))
         if kept is None and not codes.is_routed:
@@ -317,11 +317,11 @@ class Codes:
     """The codes of vectors by row, and faiss's index of them. If the codes are routed, a tree's leaves lead the scan.
 
     Attributes:
-        arrays: the arrays saved next to the codes. "codebook" has shape (M, 16, width), float32: each code stands for
-            `width` dimensions, the last one perhaps for fewer. "fit", float64, has the sample's mean squared error,
-            how many vectors were added since, and their mean error. Routed codes also have "leaves", the centroids,
-            (L, n), float32; "home", the leaf of each vector, int64; and "probes", how many leaves a scan visits. Equal
-            vectors can be in two leaves, if one was added later.
+        arrays: the arrays saved next to the codes. "codebook" has shape (M, 16, width), float32: each of a vector's
+            M codes stands for `width` dimensions, the last one perhaps for fewer. "fit", float64, has the training
+            sample's mean squared error, how many vectors were added since, and their mean error. Routed codes also
+            have "leaves", the centroids, (L, n), float32; "home", the leaf of each vector, int64; and "probes", how
+            many leaves a scan visits. Equal vectors can be in two leaves, if one was added later.
         rows: the codes, of shape (N, bytes per vector), uint8.
     """
 
@@ -374,7 +374,7 @@ class Codes:
         self.rows.append(codes)
 
     def scan(self, queries: np.ndarray, count: int) -> Found:
-        """Find rows with roughly the largest inner products; −1 if leaves hold fewer."""
+        """Find rows with roughly the largest inner products; −1 if leaves have too few."""
         params = faiss.SearchParametersIVF(nprobe=int(self.arrays["probes"][0])) if self.is_routed else None
         scores, rows = self._index.search(_padded(queries, self.width), count, params=params)
         return Found(rows, scores)
@@ -578,8 +578,8 @@ def search_exactly(
     with equal scores, either all are candidates or none.
 
     `fetch` takes queries (Q, n) and how many candidates to return for each, best first. The number −1 marks an excluded
-    one, and the score −∞ the end; `available` vectors are not excluded. `fetch` may score equal vectors differently, by
-    `slack` at most. `wanted` candidates, by default k, get final scores from `score`, if given, and are ranked.
+    candidate, and the score −∞ the end. `available` is the number of vectors not excluded. `fetch` may score equal
+    vectors differently, by `slack` at most. The best `wanted` (k by default) are scored again by `score`, if given.
     """
     wanted = min(wanted or k, available)
     found, left, count = nothing(len(queries), k), np.arange(len(queries)), wanted + EXTRA_CANDIDATES

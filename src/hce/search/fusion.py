@@ -67,7 +67,7 @@ def search_both(
     could lift it to the k best, else 0.
 
     `numbers` and `cosines`, of shape (m,), are the result of the search by meaning, best first. `cosines_at` computes
-    the cosines of other documents. The search by words returns `candidate_count` documents. If k is None, all
+    the cosines of other documents. The search by words returns up to `candidate_count` documents. If k is None, all
     candidates are ranked, and all get their BM25 scores.
     """
     by_words = words.search(query, candidate_count, allowed)
@@ -129,7 +129,7 @@ def fuse(
 
 
 def by_shares(halves: Ranked, words_share: float) -> Ranked:
-    """Rank candidates of a fusion with share 0.5 again, with another share of words."""
+    """Rank again, by another share of words, candidates fused with share 0.5."""
     meaning, words = 2 * (1 - words_share) * halves.from_meaning, 2 * words_share * halves.from_words
     return _sorted(halves._replace(from_meaning=meaning, from_words=words))
 
@@ -212,7 +212,7 @@ class Calibration:
     asked: int = 0  # how many questions there were
     ndcg: dict[str, float] = field(default_factory=dict)
     interval: tuple[float, float] | None = None  # 95 % interval of the gain over the best simpler search
-    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # share → its values and their nDCG@10
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # each share's values, with nDCG@10
 
     @classmethod
     def read(cls, values: dict[str, Any]) -> Calibration:

@@ -29,7 +29,7 @@ from hce.progress import check_deadline
 BODY, NUMBER, PASSAGE, ANALYZER = "body", "number", "passage", "words"
 HEAP = 64 << 20
 PRIVATE = "hce-words-"  # prefix of the folders of private copies
-WRITER_ENDED = ("writer was killed", "orker thread")  # in tantivy's errors after its thread has died
+WRITER_ENDED = ("writer was killed", "orker thread")  # parts of tantivy's errors after its writer thread has died
 MOST_LOOKED_FOR = 64  # first words of a query that `Words.matched` looks for
 SHORT = range(1, 4000)  # lengths in characters of texts that are faster to read than to look up in tantivy
 SPARE = 8  # hits beyond k to search for; with these, few ties at the last place need a second search
@@ -51,7 +51,7 @@ NOTHING = FoundByWords(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(
 
 
 class PassageText(NamedTuple):
-    """The text of a passage, with the number of its document and its own number, from 1 on."""
+    """The text of a passage, with its document's number and the passage's number, from 1 on."""
 
     number: int
     passage_number: int
@@ -267,7 +267,7 @@ def _as_damage(folder: Path, *errors: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def _as_shortage() -> Iterator[None]:
-    """Convert the error of a writer whose thread has died to one sentence."""
+    """Replace the error of a writer whose thread has died by a single sentence."""
     try:
         yield
     except ValueError as error:
