@@ -1,7 +1,7 @@
 """Background work of a server: the ranking by the untrained encoder, and a map of the documents.
 
-The server prepares the ranking when it starts, and draws the map when first asked. Each is cached in a file in the
-index's folder. These two files can be deleted at any time.
+The server prepares the ranking when it starts, and draws the map when first asked. The ranking's vectors and the map
+are cached in two files in the index's folder. These files can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def reason_of(error: Exception, what: str) -> str:
 
 UNTRAINED_FILE = "untrained.safetensors"
 MOST_DOCUMENTS = 200_000
-DOCUMENTS_AT_ONCE = 64  # a query waits while at most this many are encoded
+DOCUMENTS_AT_ONCE = 64  # encoded without a pause; a query waits until they are done
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ NOT_TRAINED = Readiness("off", reason="the index was not made from a model that 
 
 
 class Ranking(NamedTuple):
-    """Documents ranked for a query: rising numbers (N,), their cosines, and the order of rows, best first."""
+    """Documents ranked for a query: rising numbers (N,), their cosines, and the rows from best to worst."""
 
     numbers: np.ndarray
     scores: np.ndarray
@@ -125,7 +125,7 @@ class VectorsByContent(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, encoder: Encoder) -> VectorsByContent:
-        """Read this encoder's cached vectors; return none without a usable file."""
+        """Read this encoder's cached vectors; return empty arrays without a usable file."""
         arrays = kept_arrays(path, cls._fields, {"encoder": encoder.fingerprint})
         if arrays is not None:
             known = cls(*arrays)
@@ -184,7 +184,7 @@ class Untrained:
         return self._readiness
 
     def rank(self, query: str, conditions: Filter | None = None) -> Ranking:
-        """Rank all documents that match a filter by the untrained encoder."""
+        """Rank, by the untrained encoder, all documents that match a filter."""
         prepared = self._prepared
         if prepared is None:
             raise RuntimeError("asked for a ranking before it was ready")
@@ -231,14 +231,14 @@ class Untrained:
             known.write(path, encoder)
             if self._worker.is_stopping():
                 return
-        if encoder is self._encoder:  # no reindexing has changed it meanwhile
+        if encoder is self._encoder:  # no reindexing has replaced the encoder meanwhile
             self._prepared = _Prepared(moment, numbers, places_of(contents, known.contents), known, encoder)
             self._readiness = Readiness("ready", self.spec, done=len(numbers), total=len(numbers))
 
     def _with_vectors_of(
         self, contents: dict[int, int], known: VectorsByContent, encoder: Encoder, total: int
     ) -> VectorsByContent:
-        """Encode documents, given as number → content key, a few at a time."""
+        """Add vectors of documents (number → content key) to `known`, a few at a time."""
         blocks, left = [known], list(contents)
         while left and not self._worker.is_stopping():
             self._readiness = Readiness("preparing", self.spec, done=max(0, total - len(left)), total=total)
@@ -254,7 +254,7 @@ class Untrained:
 
 
 def _load_local(spec: str) -> Encoder:
-    """Load an encoder that an index names; never download what a stranger may name."""
+    """Load an encoder that an index, perhaps a stranger's, names; never download it."""
     from hce.encoding.encoder import Encoder  # here, so that the server starts before torch is imported
 
     try:
@@ -273,7 +273,7 @@ MAP_FILE = "map.safetensors"
 MAP_ARRAYS = ("numbers", "places", "sites")
 MAP_FORMAT = "1"
 MOST_DRAWN = 200_000
-MOST_OF_A_LEAF = 512  # a later document is compared with at most this many of its leaf
+MOST_OF_A_LEAF = 512  # a document that came after the tree is compared with at most this many in its leaf
 
 
 def is_damaged_map(path: Path) -> bool:
@@ -302,14 +302,14 @@ class _Sheet(NamedTuple):
     """The map of one tree: its documents' rising numbers (M,) and places (M, 2), and the nodes' places (S, 2)."""
 
     tree: NumberedHierarchy
-    level: int  # the level of the nodes that have cells
+    level: int  # the level whose nodes have cells on the map
     cells: Cells
     numbers: np.ndarray
     places: np.ndarray
     sites: np.ndarray
 
     def near(self, reader: Reader, vectors: np.ndarray, drawn: Drawn) -> np.ndarray:
-        """Place vectors next to the nearest drawn documents of the leaf each walks to."""
+        """Place each vector next to the nearest drawn documents in its walk's leaf."""
         hierarchy = self.tree.hierarchy
         leaves = hierarchy.walk(vectors)[-1][:, 0]
         result = self.sites[hierarchy.ancestors(hierarchy.depth - 1, leaves)[:, self.level]].astype(np.float32)
@@ -323,7 +323,7 @@ class _Sheet(NamedTuple):
         return result
 
     def draw(self, places: Places, reader: Reader, known: Drawn) -> Drawn:
-        """Place the documents of a moment; a later one in `known` keeps its place."""
+        """Place the documents of a moment; those in `known` keep their places."""
         hierarchy = self.tree.hierarchy
         leaf = np.repeat(np.arange(len(places.leaf_start) - 1), np.diff(places.leaf_start))
         order = np.argsort(places.numbers)
@@ -363,7 +363,7 @@ class MapNow(NamedTuple):
         return result
 
     def place_of_query(self, reader: Reader, vector: np.ndarray) -> np.ndarray:
-        """Return the place (2,) of a vector; WriterBusyError if not of the tree's length."""
+        """Return a vector's place (2,); WriterBusyError if its length is not the tree's."""
         require_same_length(self.sheet.tree, len(vector))
         return np.asarray(self.sheet.near(reader, vector[None], self.drawn)[0])
 

@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkup:
-    """The result of a check: findings, those that a repair has healed, and the number of documents in an index."""
+    """The result of a check: findings left, findings that a repair has healed, and an index's number of documents."""
 
     path: str
     kind: Literal["index", "model"]
@@ -129,7 +129,7 @@ def _check_index(path: Path, repair: bool, progress: bool) -> Checkup:
         return checkup
     _repair(path, findings, progress)
     left, documents = _index_findings(path, progress)
-    lost = [each for each in findings if each.part == "log"]  # a repair removes the evidence, so report these once more
+    lost = [each for each in findings if each.part == "log"]  # a repair hides lost writes, so report them again
     healed = tuple(each for each in findings if each not in left and each not in lost)
     return Checkup(str(path), "index", (*left, *lost), healed, documents)
 
@@ -253,7 +253,7 @@ def _vector_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Ite
 
 
 def _passage_findings(reader: Reader, numbers: _Numbers, advance: Advance) -> Iterator[Finding]:
-    """Compare passages with checksums; report the two next to a damaged one."""
+    """Check passages; report the documents of a damaged one and its neighbors."""
     before, is_damaged = None, False
     for *row, checksum in reader.raw_rows("passages"):
         advance(1)

@@ -1,8 +1,8 @@
 """Create an index, switch it to another encoder, and rebuild its derived parts.
 
 A new folder appears once documents, vectors and tree are in it. The engine is built there afterwards, so if that
-fails, no encoded vector is lost. If several processes work together (`hce.processes`), each encodes a share
-and helps to grow the tree; the first one does the rest.
+fails, no encoded vector is lost. If several processes work together (`hce.processes`), each encodes a part
+of the documents and helps to grow the tree; the first one does the rest.
 
 A reindexing writes the new encoder's vectors into the store next to the active ones, some documents at a time, so that
 others can write in between. Then it makes a tree and snapshots. One short write comes last: it encodes the few
@@ -156,10 +156,10 @@ def create_index(
     calibration: Calibration | None = None,
     progress: bool,
 ) -> None:
-    """Encode, grow a tree if asked, and write all but the engine; see `Index.create`.
+    """Encode, grow a tree if needed, write all but the engine; see `Index.create`.
 
-    Further arguments: `memory` limits the bytes to use, also in a later search. `device` is where an encoder given by
-    name computes. `vectors` and `calibration` are as in `Index.temporary`.
+    Further arguments: `memory` limits the bytes to use, now and in later searches. An encoder given by name
+    computes on `device`. `vectors` and `calibration` are as in `Index.temporary`.
     """
     path, progress = Path(path), progress and is_first_process()
     require_new(path)
@@ -216,7 +216,7 @@ def create_index(
 
 
 class _Draft:
-    """The parts of a new index in an unfinished folder; each call continues what a killed run left."""
+    """The parts of a new index in an unfinished folder; each method continues what a killed run left."""
 
     def __init__(self, folder: Path, start: KnownEncoder, corpus: Corpus, progress: bool) -> None:
         self.start, self.corpus, self.progress = start, corpus, progress
@@ -245,7 +245,7 @@ class _Draft:
         return np.concatenate([known, encode_corpus(encoder, further)]) if len(further) else known
 
     def tree(self, choice: HierarchyChoice, vectors: np.ndarray) -> Hierarchy | None:
-        """Return the given tree, the trained one, or one grown now and kept."""
+        """Return the given tree, the trained one, or one grown now or by a killed run."""
         if isinstance(choice, Hierarchy):
             if len(choice) != len(self.corpus):
                 raise InputError(f"the hierarchy is of {len(choice):,} documents, the corpus has {len(self.corpus):,}")
@@ -339,7 +339,7 @@ def _calibrated(
 
 
 ENCODED_AT_ONCE = 1024
-FEW = 64  # documents that the last write may encode while others wait; the last of ROUNDS attempts: any number
+FEW = 64  # others wait while the last write encodes up to this many documents; on the last attempt, any number
 ROUNDS = 8  # attempts to catch up with other writers, before they have to wait
 
 
@@ -387,7 +387,7 @@ def _writing(store: Store) -> Iterator[Writer]:
 
 
 def _begin(store: Store, encoder: Encoder | str | Path) -> StandbyEncoder | None:
-    """Make `encoder` the standby encoder, or find it there; None if it is active."""
+    """Return `encoder` as the standby encoder, new or found; None if it is active."""
     index_folder = store.path.parent
     manifest = Manifest.read(index_folder)
     other = manifest.standby()
@@ -544,7 +544,7 @@ class _Reindexing:
 
 
 def build_parts(state: IndexState) -> None:
-    """Build engines and words, and write snapshots of them."""
+    """Build engines and words with snapshots; find the thresholds of a good match."""
     with state.store.writing() as writer:  # writes nothing, but keeps others from writing
         state.keep_up(writer)
         state.derived.rebuild(writer, replace(state.manifest, engine=state.derived.engine_name))

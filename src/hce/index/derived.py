@@ -72,7 +72,7 @@ HOMES = {"milvus": "hce.milvus.mirror"}
 
 
 class Part(Protocol[Lent]):
-    """A part of an index: a `LocalPart`, or one elsewhere, which has no snapshots."""
+    """A part of an index: a `LocalPart`, or a part elsewhere, which has no snapshots."""
 
     def lend(self, reader: Reader) -> AbstractContextManager[Lent]:
         """Lend the part at the reader's moment; MomentPassedError if its moment is later."""
@@ -94,7 +94,7 @@ class LocalPart(ABC, Generic[Held]):
     """An engine or words held in this process: loaded when needed, caught up before each use, shared by threads."""
 
     folder_name: ClassVar[str]  # of the snapshots, below the folder of the index
-    in_memory: ClassVar[bool] = True  # whether a forked process can use what is held, too
+    in_memory: ClassVar[bool] = True  # whether a forked process can use what its parent holds
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.store = store
@@ -151,7 +151,7 @@ class LocalPart(ABC, Generic[Held]):
                 self._catch_up(reader, moment)
 
     def prepare(self, reader: Reader) -> None:
-        """Load or build what is held, unless it is at a later moment."""
+        """Bring what is held to the reader's moment, unless it is there or later."""
         moment = reader.moment()
         with self._lock.alone():
             if moment.change >= self.manifest.since and (self._moment is None or self._moment.change < moment.change):
@@ -198,7 +198,7 @@ class LocalPart(ABC, Generic[Held]):
         self._held = self._moment = None
         failed: set[Moment] = set()
         while True:
-            # A rebuild of the index deletes records of earlier moments and of removals, so what is held may be too old.
+            # A rebuild deletes records of earlier moments and of removals: what is held may be too old to catch up.
             if held is None or held_at is None or reader.moment_at(held_at.change, held_at.token) is None:
                 held, held_at = self._loaded(reader)
             try:
@@ -267,7 +267,7 @@ class LocalPart(ABC, Generic[Held]):
         """Return a snapshot of a write that the store has lost, or None."""
         for folder in self._snapshots():
             saved = _saved_in(folder)
-            with self.store.reading() as reader:  # opened after the snapshot was read, so it cannot be older
+            with self.store.reading() as reader:  # opened after the snapshot was read, so the reader is no older
                 now = reader.moment()
             if saved.get("change", -1) >= now.change and (saved["change"], saved.get("token")) != now[:2]:
                 return folder
@@ -529,7 +529,7 @@ class SharedLock:
 
     def __init__(self) -> None:
         self._condition = Condition()
-        self._sharing = 0  # the number of threads; −1 if one holds the lock alone
+        self._sharing = 0  # how many threads share the lock; −1 if one holds it alone
         self._waiting = 0
 
     @contextmanager

@@ -1,11 +1,11 @@
 """Drift: how documents added after training differ from those trained on, to decide when to retrain.
 
 If encoder and tree still fit, a new document behaves like an old one. It lies as close to a leaf. A walk down the tree
-reaches that leaf's region as often, and a piece of its text finds it as reliably. Samples of both are compared. An old
-document is first taken out of its leaf's centroid; otherwise it would look closer than any new one can.
+reaches that leaf's region as often, and a piece of its text finds it as reliably. Samples of old and new ones are
+compared. An old document is first taken out of its leaf's centroid; otherwise it would look closer than new ones can.
 
 A region is a node of the first level. It has grown if its share of the later documents exceeds its share of the earlier
-ones by more than chance. A walk down the tree decides which region a document belongs to.
+ones by more than chance. To compare these, walks down the tree place documents of both kinds in regions.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SPAN_LENGTH = 16  # words and marks in such a piece
 POOL = 100_000  # documents that such a piece is searched among
 LEAST = 50  # fewer documents or pieces than this decide nothing
 
-# A gap counts if it is at least this large, and larger than chance. docs/LOG.md has the measurements behind these.
+# Differences count if they exceed these; HARDER and ASTRAY must also exceed chance. docs/LOG.md has the measurements.
 FARTHER = 0.35  # in standard deviations of the old documents' cosines
 HARDER = 0.15  # as a share of the old documents' pieces that find their text
 ASTRAY = 0.10  # as a share of all documents
-GROWN = 0.5  # documents outside the tree, for each inside
+GROWN = 0.5  # documents outside the tree, for each document inside
 STANDARD_ERRORS = 2.0
 
 REGIONS = 5  # reported at most
@@ -52,7 +52,7 @@ EXAMPLES = 3
 class Population(NamedTuple):
     """Statistics of the old documents, or of the new ones, from a sample.
 
-    Pieces of text (16 words) are searched for. Those of old documents come from documents held out from training.
+    Pieces of text (16 words) are searched for. The pieces of old documents come from documents held out from training.
     """
 
     documents: int  # how many there are, in the sample or not
@@ -65,13 +65,13 @@ class Population(NamedTuple):
 
 @dataclass(frozen=True)
 class GrownNode:
-    """A region that has grown, as the top of this module defines it."""
+    """A region that has grown; the top of this module defines both words."""
 
     level: int
     node: int
     name: tuple[str, ...]
     before: int  # how many documents that the tree was grown from are still in the region
-    added: int  # how many came later
+    added: int  # how many documents of the region came later
     words: tuple[str, ...]  # that distinguish the later documents
     examples: tuple[str, ...]  # ids of the later documents nearest to the node's center
 
@@ -232,7 +232,7 @@ def _differ(higher: float, count: int, lower: float, other_count: int, least: fl
 
 
 def growth_of(reader: Reader, tree: NumberedHierarchy | None) -> tuple[GrownNode, ...]:
-    """Return the regions that have grown, as the top of this module defines it."""
+    """Return the regions that have grown; the top of this module says when."""
     if tree is None or not tree.hierarchy.levels:
         return ()
     later, vectors = reader.vectors(after=int(tree.numbers.max(initial=0)))

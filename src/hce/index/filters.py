@@ -249,7 +249,7 @@ def _path(names: list[str]) -> str:
 
 
 def _equality_test(field: str, values: list[Any], parameters: _Parameters) -> Callable[[str, str], str]:
-    """Return a function that turns SQL for a value and its type into the test's SQL."""
+    """Return a function: SQL for a value and SQL for its type → SQL of the test."""
     for value in values:
         if not isinstance(value, SCALARS):
             raise InputError(f"field {field!r}: cannot be compared with a {type(value).__name__}; give text or numbers")

@@ -93,7 +93,7 @@ class Index:
         """Create an index in a new folder, and open it.
 
         An interrupted call leaves the vectors encoded so far in `PATH.unfinished`; the same call resumes from there.
-        If only the engine is missing, the index is complete in `PATH`, and the first search builds the engine.
+        Once `PATH` exists, only the engine may be missing, and the first search builds it.
 
         >>> shoes, hats = Document("a", "red shoes"), Document("b", "blue hats", metadata={"year": 2024})
         >>> with Index.create("my-index", [shoes], "static") as index:
@@ -108,8 +108,8 @@ class Index:
                 which is first fitted to the corpus. The folder of a model that `hce train` wrote brings the tree
                 along, if the model was trained on this corpus.
             hierarchy: a tree of these documents, in their order; "grow" grows one if the model has none.
-            engine: "codes" scans codes of the vectors, and scores the best candidates again by the vectors; "exact"
-                scores all vectors; "milvus" leaves the vectors to Milvus.
+            engine: "codes" scans codes of the vectors, and scores the best candidates again by their vectors. From
+                4,000,000 documents on, it grows a tree. "exact" scores all vectors; "milvus" leaves them to Milvus.
             at: the address of Milvus: `http://HOST:PORT`, or the path of a file that ends in `.db`. `#NAME` after
                 the address names the collection.
             language: the language of the texts, for stemming; "none" matches words unchanged.

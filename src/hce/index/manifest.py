@@ -58,7 +58,7 @@ class EncoderFacts:
     tokens_share: float = 0.4  # how much tokens count among the first hits, below 1; 0.2.0 did not write it
     shares: dict[str, Any] | None = None  # how both were chosen, see `Calibration`; None if they were given
     fitted_documents: int | None = None  # how many a table was fitted to for this index; None for any other encoder
-    familiar: int | None = None  # the last document's number when the index got this encoder; None: at creation
+    familiar: int | None = None  # the last document's number when the index got this encoder; None if at creation
 
     @property
     def suffix(self) -> str:
@@ -218,7 +218,7 @@ class Manifest(EncoderFacts):
 
 @dataclass(frozen=True)
 class IndexStatus:
-    """Counts, sizes and names of an index; `Manifest` explains the fields without a comment."""
+    """Counts, sizes and names of an index; see `Manifest` for fields without comment."""
 
     path: str
     documents: int  # how many there are now

@@ -70,7 +70,7 @@ class Hit(NamedTuple):
         matched: those of the query's first 64 words that the document has, in any form. Very common words
             ("the", "from") are left out, unless the query has no others.
         passage: the passage of a long document that matched, `text[start:stop]`; None if no passage was better than the
-            entire document. In a hybrid search, words chose it if they gave more of the score.
+            entire document. In a hybrid search, words chose it if they gave more than meaning.
         first_rank: the rank before a cross-encoder reordered the hits; None without one.
         folded: the ids of near-equal documents that ranked below this one and were left out, best first.
         path: the nodes above the document in the tree, from the top; empty if the index has no tree.
@@ -253,7 +253,7 @@ def _rankings(
 ) -> list[Ranking]:
     """Rank documents for each query by meaning, by words, or by both fused."""
     _, engine, passages, words = searched
-    if engine is None or vectors is None:  # compare with None: an empty index of words is false, too
+    if engine is None or vectors is None:  # compare with None, as an empty index of words is false
         found = [] if words is None else [words.search(query, k, allowed) for query in queries]
         return [(Ranked(each.numbers, np.zeros(len(each.numbers)), *each[1:]), {}) for each in found]
     count = k if words is None else candidate_count_for(k)
@@ -464,7 +464,7 @@ def find_thresholds(
     fingerprint: str,
     words_share: float,
 ) -> MatchThresholds | None:
-    """Find thresholds by searching for spans of random documents while there is time.
+    """Find thresholds by searching for spans of random documents, within `SECONDS`.
 
     Returns None for too few spans, or if the moment has passed.
     """

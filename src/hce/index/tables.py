@@ -301,7 +301,7 @@ class Reader:
         return int(self._one("SELECT coalesce(max(number), 0) FROM vectors_beside")[0])
 
     def numbers_where(self, conditions: Filter) -> np.ndarray:
-        """Return the numbers of documents whose metadata match a filter, rising."""
+        """Return the rising numbers of documents whose metadata match a filter."""
         condition = compile_filter(conditions)
         query = f"SELECT number FROM documents WHERE {condition.sql} ORDER BY number"  # noqa: S608  see hce.index.filters
         numbers = self._numbers(query, condition.parameters)
@@ -309,7 +309,7 @@ class Reader:
         return numbers
 
     def facet(self, field: str, conditions: Filter | None, most: int) -> list[FacetCount]:
-        """Count the documents that match a filter by a field's values, most first."""
+        """Count, by a field's values, documents that match a filter; most first."""
         query = facet_query(field, conditions, most)
         # JSON may hold half a surrogate pair, which no filter can match: show it as a replacement character.
         self._connection.text_factory = partial(str, encoding="utf-8", errors="replace")
@@ -656,7 +656,7 @@ def row_checksum(*values: int | str | bytes | None) -> int:
 
 
 def vector_checksum(number: int, vector: bytes) -> int:
-    """Compute the checksum of a vector; its document's number starts it."""
+    """Compute the checksum of a vector together with its document's number."""
     return zlib.crc32(vector, number & 0xFFFFFFFF)
 
 

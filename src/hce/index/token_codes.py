@@ -54,7 +54,7 @@ class TokenCodes:
 
     @classmethod
     def find(cls, folder: Path) -> TokenCodes | None:
-        """Return the codes in a folder; None if it is missing or its space is damaged."""
+        """Return the codes in a folder; None if there are none or their space is damaged."""
         found = cls(folder) if is_file(folder / SPACE_FILE) else None
         try:
             return found if found and found.space else None

@@ -102,7 +102,7 @@ def grow_named_tree(
 
 
 def regrow_tree(index_folder: Path, name: str, reader: Reader, *, progress: bool = False) -> str | None:
-    """Grow a tree in a new folder, unless tree `name` is current; return its folder."""
+    """Return `name` if that tree is of the present documents, else grow a new one."""
     with suppress(FormatError):
         if np.array_equal(NumberedHierarchy.load(index_folder / name).numbers, reader.numbers()):
             return name

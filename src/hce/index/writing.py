@@ -1,8 +1,8 @@
 """Write documents to a store: check them, encode them, and cut long ones into passages.
 
 Every document has one vector, which also gives its place in the tree. A document longer than the encoder's window also
-has a vector for each of its passages. A passage has 128 tokens at most, even if the window is longer. With
-sentences as queries, 91 to 95 % ranked their document first; with passages of 512 tokens, 69 to 79 % (docs/LOG.md).
+has a vector for each of its passages. A passage has 128 tokens at most, even if the window is longer. Then
+91 to 95 % of sentences, as queries, ranked their document first; with 512 tokens, 69 to 79 % (docs/LOG.md).
 BM25 scores the same passages.
 """
 
@@ -89,7 +89,7 @@ def without_unchanged(
 def insert_documents(
     writer: Writer, chunks: Iterator[list[Document]], encode: Encode, cutter: Cutter, advance: Advance
 ) -> None:
-    """Encode chunks of documents here, while another thread reads and writes SQLite."""
+    """Encode chunks of documents here; another thread reads and writes SQLite."""
     before: dict[str, np.ndarray] = {}  # vectors of the previous chunk, which may not be in the store yet
     with ThreadPoolExecutor(1) as sqlite:
         inserting = None
@@ -152,7 +152,7 @@ def shared_vectors(texts: Sequence[str], known: dict[str, np.ndarray], encode: E
 
 PASSAGE_TOKENS = 128
 TITLE_SHARE = 4  # a title of up to a quarter of a passage precedes each passage but the first
-PIECES = re.compile(r"\w{1,3}|[^\w\s]")  # stand for tokens if a tokenizer has no offsets, and are rather too many
+PIECES = re.compile(r"\w{1,3}|[^\w\s]")  # stand for tokens if a tokenizer has no offsets; mostly more of them
 
 
 class Cutter:
