@@ -303,7 +303,7 @@ class Partition:
     def rows_between(
         self, first: int, last: int, fields: Sequence[str] = FIELDS, *, of_documents: bool = False
     ) -> Iterator[MilvusRow]:
-        """Read rows `first` to `last`; with `of_documents`, rows of documents so numbered."""
+        """Read rows `first` to `last`, or with `of_documents`, these documents' rows."""
 
         def condition(start: int, stop: int) -> str:
             if of_documents:
