@@ -1038,6 +1038,7 @@ import logging, os, sys
 from hce.index.index import Index
 from hce.errors import HceError
 import hce.search.engine
+import numpy.ma  # NumPy imports it late, when the user below may not be allowed to read it
 logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
 with Index.open(sys.argv[1]) as index:
     index.encoder
