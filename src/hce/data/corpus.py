@@ -68,8 +68,8 @@ class Corpus(Sequence[Document]):
 
     Attributes:
         name: its source, for messages.
-        fingerprint: sha256 over ids, titles, texts and metadata in order; the same in every file format. Splitting a
-            file into parts changes the fingerprint.
+        fingerprint: sha256 over ids, titles, texts and metadata in order; the same in every file format. A folder
+            of parts hashes the digests of its parts, so splitting a file changes the fingerprint.
         left_out: ids of documents that were left out, since they have neither text nor title.
         source: the path given to `load`; None if the documents came from memory.
         reading: the options that `load` used.

@@ -288,7 +288,7 @@ class _JsonText:
         return found
 
     def take_value(self, where: str) -> Any:
-        """Skip the next value and return it."""
+        """Parse the next value, move past it, and return it."""
         self.next_sign()
         while True:
             try:

@@ -36,7 +36,7 @@ LEAST = 50  # fewer documents or pieces than this decide nothing
 
 # Differences count if they exceed these; HARDER and ASTRAY must also exceed chance. docs/LOG.md has the measurements.
 FARTHER = 0.35  # in standard deviations of the old documents' cosines
-HARDER = 0.15  # as a share of the old documents' pieces that find their text
+HARDER = 0.15  # as a share of the old rate, at which pieces of old documents find their document
 ASTRAY = 0.10  # as a share of all documents
 GROWN = 0.5  # documents outside the tree, for each document inside
 STANDARD_ERRORS = 2.0

@@ -505,7 +505,7 @@ class Index:
             return {field: reader.facet(field, filter, most) for field in fields}
 
     def fields(self) -> list[FieldSummary]:
-        """Summarize the metadata fields of the first and last documents, 1,000 in all.
+        """Summarize the metadata fields of the first 500 and the last 500 documents.
 
         >>> documents = [Document(str(n), "shoes", metadata={"year": n}) for n in (2009, 2012, 2015)]
         >>> [found] = Index.create("fields", documents, "static").fields()

@@ -70,7 +70,7 @@ class Hit(NamedTuple):
         matched: those of the query's first 64 words that the document has, in any form. Very common words
             ("the", "from") are left out, unless the query has no others.
         passage: the passage of a long document that matched, `text[start:stop]`; None if no passage was better than the
-            entire document. In a hybrid search, words chose it if they gave more than meaning.
+            entire document. In a hybrid search, words chose it if `from_words` exceeds `from_meaning`.
         first_rank: the rank before a cross-encoder reordered the hits; None without one.
         folded: the ids of near-equal documents that ranked below this one and were left out, best first.
         path: the nodes above the document in the tree, from the top; empty if the index has no tree.

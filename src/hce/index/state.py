@@ -8,7 +8,7 @@ How a search stays correct while other threads and processes write:
 - Query vectors of the earlier encoder are then useless. `IndexState.search` raises `ReindexedError`, and its callers
   (`Index.search`, the web server) encode the queries again.
 - Engines and words are at one moment at a time. Another thread may have brought them to a later moment than a reader
-  sees. Lending them then raises `MomentPassedError`, and `IndexState.search` searches again with a new reader.
+  sees. `Part.lend` then raises `MomentPassedError`, and `IndexState.search` searches again with a new reader.
 - A collection of Milvus has only its current moment. If documents are removed during a search, `ReplicaState.search`
   copies the new writes, and searches again.
 """

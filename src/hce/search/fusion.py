@@ -21,7 +21,7 @@ import numpy as np
 from hce.errors import FormatError
 
 if TYPE_CHECKING:
-    from hce.search.words import Words  # imports tantivy, which a manifest does not need
+    from hce.search.words import Words  # imports tantivy, which `hce.index.manifest` does not need
 
 CANDIDATE_COUNT = 200  # of each kind, at least; the first 200 set the scale of cosines
 SAME = 2e-6  # tolerance of a tie: scores are rounded to six digits before they are compared

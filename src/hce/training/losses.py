@@ -250,7 +250,7 @@ def level_loss(
     before each use. An only child has loss 0. A query is accurate if its node scores higher than every wrong sibling.
 
     By Eq. 5, a query is best near the centroid, not at its document. So Eq. 5 pulls all documents of a node together.
-    With `documents`, the query instead learns its document's scores with these siblings, see `divergence`.
+    With `documents`, the query instead learns to score these siblings as its document does, see `divergence`.
 
     With Eq. 5, siblings among the `right` nodes count as right too: −log (Σ_right exp S / Σ_siblings exp S). The paper
     has one right node. The route "full" scores all K nodes and masks those of other parents; "gather" collects each
@@ -331,7 +331,7 @@ class TeacherScores:
 
 @dataclass(frozen=True)
 class InBatch:
-    """How the batch's documents and queries are paired and masked, under the names of `bidirectional`."""
+    """The arguments of `bidirectional` that pair and mask the batch's documents and queries."""
 
     own_row: Tensor | None = None
     all_queries: Tensor | None = None

@@ -346,7 +346,7 @@ def _follow(rows: Rows, state: _State, assignment: np.ndarray) -> None:
 
 
 def _settle(rows: Rows, state: _State, wishes: np.ndarray, target: np.ndarray) -> None:
-    """Move rows one by one where that raises the total, in place.
+    """Move single rows, in place, where that raises the total.
 
     Moves that share no cluster do not change each other's gains. So each pass makes a set of such moves, best first,
     and then measures the remaining ones again: every move is a true gain. The last row of a cluster stays, because it

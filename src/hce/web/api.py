@@ -365,7 +365,7 @@ class Written:
 
 @dataclass(frozen=True)
 class FieldsAnswer:
-    """The metadata fields of the first and last documents, 1,000 in all."""
+    """The metadata fields of 1,000 documents: the first 500 and the last 500."""
 
     fields: list[FieldSummary]
 
