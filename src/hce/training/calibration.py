@@ -99,7 +99,7 @@ class Cut(NamedTuple):
 
 
 def cut_questions(corpus: Corpus, seed: int, among: np.ndarray | None = None) -> Questions | None:
-    """Cut questions out of some documents; None if the documents are too few or too short.
+    """Cut questions out of some documents; None if documents are few or short.
 
     `among` has the positions of the documents to choose from, such as those held out of training; by default all.
     """
