@@ -213,7 +213,7 @@ def _beside(encoder: Encoder, rows: np.ndarray, texts: list[str]) -> np.ndarray:
 
 
 def _corpus_beside(corpus: Corpus, encoder: Encoder, vectors: np.ndarray) -> np.ndarray:
-    """Return the corpus's vectors with companions, given the first encoder's, (N, n₁)."""
+    """Return the corpus's vectors with companions; `vectors` are without, (N, n₁)."""
     if len(encoder.shares) == 1 and encoder.centres is None:
         return vectors
 
