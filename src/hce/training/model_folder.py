@@ -70,7 +70,7 @@ class Epoch:
 
     @property
     def metric(self) -> float:
-        """The mean of the dev measure over kinds, by which epochs are compared."""
+        """The dev measure that epochs are compared by: its mean over kinds of queries."""
         return mean_over_kinds(self.dev)
 
     def __str__(self) -> str:

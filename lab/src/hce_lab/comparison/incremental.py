@@ -52,7 +52,7 @@ from hce_lab.comparison.task import Built, Task, hits_of, queries_by_document
 MARGIN = 0.1  # γ, in units of a logit; with more, new rows grow long and win for queries of old documents too
 ROUNDS = 10  # rounds of adding violated constraints
 FIRST_CONSTRAINTS = 256
-SPANS = 4  # spans of a document that imitate its queries, besides its beginning
+SPANS = 4  # spans of a document that imitate its queries, in addition to its beginning
 STARTS = 32  # words and marks in a beginning
 REPLAYED = 0.5  # share of a batch with texts of old documents
 LEAST_STEPS = 100  # training steps for an addition of any size

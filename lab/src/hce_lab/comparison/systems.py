@@ -221,7 +221,7 @@ SYSTEMS: dict[str, System] = {
     "genret": System("a decoder writes ids that it has learnt to give to documents (GenRet)", build_genret),
     "genret+qg": System("genret with generated queries", build_genret, "generated"),
     "incdsi": System(
-        "dsi-atomic without a tenth of the documents, each of which then gets a row by a small optimisation",
+        "dsi-atomic without a tenth of the documents; then each of these gets a row by a small optimization",
         build_incdsi,
     ),
     "dsi++": System(
